@@ -13,38 +13,23 @@ import (
 // owner answers: the hand-over is longer.
 const kubeProxyLag = 4 * time.Second
 
-// hastyLag takes the place of kubeProxyLag where the previous owner is hasty, see report.Network: nobody would answer
-// after it has stopped. It is what speakers of v0.1.0 have.
-const hastyLag = 1500 * time.Millisecond
-
 // arriving is a VIP that moves to this node because the node has a new endpoint, while its owner has
-// endpoints, too. The owner keeps the VIP until that time.
+// endpoints, too. The owner keeps the VIP until that time. The segment finds out whether it does: if nobody
+// answers, this node announces the VIP before.
 type arriving struct {
 	from  string
 	until time.Time
 }
 
-// arrive decides which VIPs are not announced yet because kube-proxy may not serve them on this node.
-// It reports whether a VIP has arrived, or does not move to this node any more.
+// arrive decides which VIPs should stay where they are because kube-proxy may not serve them on this node
+// yet. It reports whether a VIP has arrived, or does not move to this node any more.
 func (c *Core) arrive() (ended bool) {
 	for _, vip := range c.out.Gone {
-		delete(c.endpoints, vip)
-		for _, gained := range c.gained {
-			delete(gained, vip)
-		}
+		delete(c.gained, vip)
 	}
 	for _, v := range c.out.Changes.VIPs {
-		began, local := c.endpoints[v.VIP]
-		if _, late := c.arriving[v.VIP]; local && v.Before.Owned && !v.After.Owned && !late {
-			c.endpoints[v.VIP] = time.Time{} // it was announced here, and may be back before its next owner has it
-		}
-		from, lag := v.Before.Silence.Owner, kubeProxyLag
-		if c.facts.networks[from].Hasty {
-			lag = hastyLag
-		}
-		a := arriving{from, began.Add(min(lag, c.HandOver/4*3))}
-		if local && !v.Before.Owned && v.After.Owned && c.waits(v.VIP, a) {
-			c.arriving[v.VIP] = a
+		if gained, local := c.gained[v.VIP]; local && !v.Before.Owned && v.After.Owned {
+			c.arriving[v.VIP] = arriving{v.Before.Silence.Owner, gained.Add(min(kubeProxyLag, c.HandOver/4*3))}
 		}
 	}
 	before := len(c.arriving)

@@ -13,12 +13,11 @@
 //  2. The plan (facts.go): who owns which VIP, and what routers are sent. The next steps compare the
 //     plan with the one before.
 //  3. Which VIPs leave (handover.go). This node answers for a VIP that it gives up until the next
-//     owner is heard. This is before the arrivals because a VIP that has not arrived is not
-//     announced here, and cannot leave.
-//  4. Which VIPs arrive late (arriving.go), because kube-proxy may not serve them yet.
-//  5. What is announced on the segment (core.go): the VIPs of the plan and those that leave, without
-//     those that arrive. This is before the routes because in a failover hosts wait for it; routers
-//     have other paths.
+//     owner is heard.
+//  4. Which VIPs arrive (arriving.go): kube-proxy may not serve them yet, and the node announces them
+//     if nobody else answers.
+//  5. What is announced on the segment (core.go): the VIPs of the plan and those that leave. This is
+//     before the routes because in a failover hosts wait for it; routers have other paths.
 //  6. What routers are sent (routing.go), and whether they are first asked to prefer other nodes.
 //  7. Which moves are reported (reportmoves.go). This is last because nobody waits for it.
 //
@@ -178,8 +177,7 @@ type Core struct {
 	retry     time.Time // when to set the VIPs again after a failure; zero: they were set
 	leaving   map[netip.Addr]leaving
 	arriving  map[netip.Addr]arriving
-	endpoints map[netip.Addr]time.Time       // since when this node has ready ones, of VIPs with policy Local; zero: it has announced it
-	gained    map[string]map[netip.Addr]bool // by lost speaker, the VIPs for which its node got some since then
+	gained    map[netip.Addr]time.Time // when this node got its endpoints, of VIPs with policy Local
 	routing   routing
 	moves     moves
 	ending    ending
@@ -192,7 +190,7 @@ type Core struct {
 func New(o Options) *Core {
 	return &Core{
 		Options: o, planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{},
-		endpoints: map[netip.Addr]time.Time{}, gained: map[string]map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
+		gained: map[netip.Addr]time.Time{}, since: map[netip.Addr]time.Time{},
 		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}},
 	}
 }
@@ -225,8 +223,8 @@ func (c *Core) decide() {
 	if !c.facts.health.Synced {
 		return
 	}
-	known, had := c.plan()
-	changed := c.leave(known)
+	had := c.plan()
+	changed := c.leave()
 	changed = c.arrive() || changed
 	c.announce(changed)
 	c.route(had)
@@ -244,7 +242,7 @@ func (c *Core) announce(changed bool) {
 	}
 }
 
-// want returns what is announced: the VIPs of the plan and those that leave, without those that arrive.
+// want returns what is announced: the VIPs of the plan, some of which arrive, and those that leave.
 func (c *Core) want() map[netip.Addr]plan.Layer2 {
 	owned := c.planner.Plan().Layer2
 	if len(c.leaving)+len(c.arriving) == 0 {
@@ -252,7 +250,9 @@ func (c *Core) want() map[netip.Addr]plan.Layer2 {
 	}
 	want := maps.Clone(owned)
 	for vip := range c.arriving {
-		delete(want, vip)
+		l := want[vip]
+		l.Arriving = true
+		want[vip] = l
 	}
 	for vip, l := range c.leaving {
 		want[vip] = l.Layer2

@@ -47,36 +47,28 @@ func (c *Core) note(event Event) {
 	}
 }
 
-// put gives a Service to the planner, and notes since when the Service has endpoints on this node, and
-// whether nodes whose speakers are lost get some.
+// put gives a Service to the planner, and notes when this node got its endpoints: kube-proxy may not
+// forward to new ones yet. Where it forwarded to those of other nodes before, they are not new.
 func (c *Core) put(s plan.Service) {
 	for _, vip := range s.VIPs {
-		serving := s.EndpointsAt(vip).ServingNodes
-		for node, gained := range c.gained {
-			if !serving[node] {
-				delete(gained, vip)
-			} else if !c.planner.Serves(vip, node) {
-				gained[vip] = true
-			}
-		}
-		if _, known := c.endpoints[vip]; !serving[c.Node] {
-			delete(c.endpoints, vip)
-		} else if !known {
-			c.endpoints[vip] = c.now
+		if serving := s.EndpointsAt(vip).ServingNodes; !serving[c.Node] {
+			delete(c.gained, vip)
+		} else if !c.planner.Serves(vip, c.Node) {
+			c.gained[vip] = c.now
 		}
 	}
 	c.planner.Put(s)
 }
 
-// plan brings the plan up to date with the facts. It returns the speakers that were known before, and
-// the routes of a node that has just been excluded, see routesAtExclusion.
-func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
-	known, excluded := c.facts.speakers, c.excluded()
+// plan brings the plan up to date with the facts. It returns the routes of a node that has just been
+// excluded, see routesAtExclusion.
+func (c *Core) plan() (had map[netip.Prefix]plan.Route) {
+	excluded := c.excluded()
 	c.inform()
 	had = c.routesAtExclusion(excluded)
 	defer c.forward()
 	if !c.planner.Stale() {
-		return known, had
+		return had
 	}
 	unlimited := c.planner.Plan().LimitErrs
 	c.update()
@@ -89,7 +81,7 @@ func (c *Core) plan() (known map[string]bool, had map[netip.Prefix]plan.Route) {
 	if c.out.Changes.Limits {
 		c.logLimitErrs(unlimited, p.LimitErrs)
 	}
-	return known, had
+	return had
 }
 
 func (c *Core) logLimitErrs(before, now map[string]error) {
@@ -121,11 +113,6 @@ func (c *Core) inform() {
 		speakers := map[string]bool{}
 		maps.Copy(speakers, f.members.Speakers)
 		speakers[c.Node] = c.ready
-		for node := range f.speakers {
-			if _, alive := speakers[node]; !alive {
-				c.gained[node] = map[netip.Addr]bool{}
-			}
-		}
 		changed, f.speakers = changed || !maps.Equal(speakers, f.speakers), speakers
 	}
 	if f.newMembers {

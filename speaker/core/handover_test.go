@@ -1,14 +1,12 @@
 package core
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -79,11 +77,11 @@ func TestNewEndpointIsNotTrustedAtOnce(t *testing.T) {
 			s.silent(plan.NoLocalEndpoint, "n2")
 			s.after(time.Hour)
 			s.step(Service{local(vip, "n1", "n2")})
-			s.announced()
+			s.announced(vip + " arriving")
 			s.step(tt.then(s, vip))
 			if tt.wait > 0 {
 				s.after(tt.wait - 1)
-				s.announced()
+				s.announced(vip + " arriving")
 				s.after(1)
 			}
 			s.announced(vip)
@@ -91,48 +89,39 @@ func TestNewEndpointIsNotTrustedAtOnce(t *testing.T) {
 	}
 }
 
-// A speaker of v0.1.0 answers for 2 s at most for a VIP that it hands over: nobody waits for longer.
-func TestHastyOwnerIsRelievedInTime(t *testing.T) {
-	for hasty, wait := range map[bool]time.Duration{true: hastyLag, false: kubeProxyLag} {
-		t.Run(fmt.Sprint(hasty), func(t *testing.T) {
-			s, vip := pair(t, "n1")
-			s.core.HandOver = 6 * time.Second
-			s.networks = map[string]report.Network{"n2": {Hasty: hasty}}
-			s.begin(local(vip, "n2"))
-			s.after(time.Hour)
-			s.step(Service{local(vip, "n1", "n2")})
-			s.after(wait - 1)
-			s.announced()
-			s.after(1)
-			s.announced(vip)
-		})
-	}
-}
-
-// A VIP that has not arrived is not announced here, so it does not leave when it is
-// this node's no longer: its owner has it all the time.
-func TestWhatHasNotArrivedDoesNotLeave(t *testing.T) {
+// An owner hands a VIP over although the next one waits for its kube-proxy: the segment finds out who answers. So it does
+// where a VIP comes back to a node with a new endpoint.
+func TestWhatArrivesMayLeave(t *testing.T) {
 	s, vip := pair(t, "n1")
 	s.begin(local(vip, "n2"))
 	s.step(Service{local(vip, "n1", "n2")})
-	s.after(time.Second)
-	s.step(Service{local(vip, "n2")})
-	s.after(time.Minute)
-	s.announced()
-	require.Zero(t, s.left)
-}
-
-// A VIP that was announced here is announced again as soon as it comes back, also if the endpoint here is new: the
-// next owner had not taken it, and nobody would answer. Seed 22078 of make simulate found that.
-func TestWhatComesBackAtOnceIsNotWaitedFor(t *testing.T) {
-	s, vip := pair(t, "n1")
-	s.begin(local(vip, "n1", "n2"))
-	s.announced(vip)
-	s.after(time.Second)
+	s.announced(vip + " arriving")
 	s.step(s.excluded("n1", true))
 	s.announced(vip + " leaving")
 	s.step(s.excluded("n1", false))
+	s.announced(vip + " arriving")
+	s.step(Service{local(vip, "n2")})
+	s.announced(vip + " leaving")
+	s.after(time.Minute)
+	s.announced()
+	require.Empty(t, s.core.gained)
+}
+
+// kube-proxy forwards a VIP with policy Cluster to pods of other nodes, so nobody waits for it when the policy changes.
+func TestPolicyThatBecomesLocalIsNotWaitedFor(t *testing.T) {
+	s, vip := pair(t, "n1")
+	s.begin(web(vip, true))
+	s.step(s.excluded("n1", true))
+	s.after(time.Minute)
+	s.announced()
+	s.step(Service{local(vip, "n1", "n2")}, s.excluded("n1", false))
 	s.announced(vip)
+	s.step(Service{web("", false)})
+	require.Empty(t, s.core.gained)
+	s.step(Service{local(vip, "n1", "n2")})
+	require.Len(t, s.core.gained, 1, "it is another Service")
+	s.step(Service{web("", false)})
+	require.Empty(t, s.core.gained)
 }
 
 func TestPreferredNodeBackMakesBeforeThisOneBreaks(t *testing.T) {
@@ -168,67 +157,15 @@ func TestUnplannedLossesBreakFirst(t *testing.T) {
 	}
 }
 
-// A speaker that is ready when it is heard of for the first time has owned the
-// VIP all the time of a partition.
-func TestEndOfAPartitionBreaksFirst(t *testing.T) {
+// A speaker that is ready when it is heard of for the first time has owned the VIP all the time of a partition, or has got
+// an endpoint meanwhile. The segment knows.
+func TestEndOfAPartitionMakesBeforeItBreaks(t *testing.T) {
 	s, vip := pair(t, "n2")
 	delete(s.speakers, "n2")
 	s.begin(web(vip, true))
 	s.announced(vip)
 	s.step(s.speaker(true))
-	s.announced()
-	require.Zero(t, s.left)
-}
-
-// A node that was lost and got its first endpoint meanwhile has not owned the VIP: it waits for its
-// kube-proxy, and this node answers until then.
-func TestEndpointGainedWhileLostMakesBeforeThisOneBreaks(t *testing.T) {
-	for name, tt := range map[string]struct {
-		then func(s *story, vip string) []Event
-		want string
-	}{
-		"it is back": {func(s *story, _ string) []Event { return []Event{s.speaker(true)} }, " leaving"},
-		"it had one before, too": {func(s *story, vip string) []Event {
-			s.step(s.speaker(true), Service{local(vip, "n1")})
-			s.step(Service{local(vip, "n1", "n2")})
-			s.after(time.Minute)
-			s.step(s.lost())
-			return []Event{s.speaker(true)}
-		}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, vip := pair(t, "n2")
-			s.begin(local(vip, "n1"))
-			s.step(s.lost())
-			s.step(Service{local(vip, "n1", "n2")})
-			s.announced(vip)
-			s.step(tt.then(s, vip)...)
-			if tt.want == "" {
-				s.announced()
-				require.Empty(t, s.core.gained)
-				return
-			}
-			s.announced(vip + tt.want)
-			s.after(handOver)
-			s.announced()
-			require.Empty(t, s.core.gained)
-		})
-	}
-}
-
-// Of nodes that never had a speaker nothing is noted, and of a lost one nothing that is over.
-func TestGainedEndpointsAreForgotten(t *testing.T) {
-	s, vip := pair(t, "n2")
-	s.begin(local(vip, "n1"))
-	s.step(Service{local(vip, "n1", "n3")})
-	require.Empty(t, s.core.gained)
-	s.step(s.lost())
-	for _, end := range []Event{Service{local(vip, "n1")}, Service{web("", false)}} {
-		s.step(Service{local(vip, "n1", "n2")})
-		require.Len(t, s.core.gained["n2"], 1)
-		s.step(end)
-		require.Empty(t, s.core.gained["n2"])
-	}
+	s.announced(vip + " leaving")
 }
 
 func TestLeavingEnds(t *testing.T) {

@@ -41,7 +41,7 @@ func (l *lan) leaving(node string) int { return len(l.machines[node].Leaving()) 
 func (l *lan) announce(node string, vips map[netip.Addr]plan.Layer2) {
 	want := map[netip.Addr]segment.VIP{}
 	for vip, v := range vips {
-		want[vip] = segment.VIP{Home: v.Home, Apart: v.Apart, Leaving: v.Leaving}
+		want[vip] = segment.VIP{Home: v.Home, Apart: v.Apart, Leaving: v.Leaving, Arriving: v.Arriving}
 	}
 	l.step(node, segment.Assigned{VIPs: want})
 	l.pass()

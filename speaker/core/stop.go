@@ -30,10 +30,10 @@ func (c *Core) stop() {
 	if !sound {
 		return
 	}
-	known := c.facts.speakers
 	c.inform()
 	c.update()
-	if c.leave(known); len(c.leaving) > 0 {
+	clear(c.arriving)
+	if c.leave(); len(c.leaving) > 0 {
 		c.out.SetVIPs, c.out.VIPs, c.ending.vips = true, c.want(), c.now.Add(c.HandOver)
 	}
 }

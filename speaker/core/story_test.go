@@ -112,12 +112,12 @@ func (s *story) after(d time.Duration) {
 	s.now = end
 }
 
-// announced checks that exactly these VIPs are announced, "leaving" after those that are.
+// announced checks that exactly these VIPs are announced, "leaving" or "arriving" after those that are.
 func (s *story) announced(vips ...string) {
 	s.t.Helper()
 	got := []string{}
 	for vip, l := range s.vips {
-		got = append(got, vip.String()+map[bool]string{true: " leaving"}[l.Leaving])
+		got = append(got, vip.String()+map[bool]string{true: " leaving"}[l.Leaving]+map[bool]string{true: " arriving"}[l.Arriving])
 	}
 	slices.Sort(got)
 	require.ElementsMatch(s.t, vips, got)

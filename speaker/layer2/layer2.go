@@ -123,7 +123,7 @@ type assignment struct {
 // is reports whether the VIP is already assigned in the same way.
 func (v *assignment) is(l plan.Layer2) bool {
 	return slices.Equal(v.interfaces, l.Interfaces) && v.Home == l.Home && v.Apart == l.Apart && v.Hurry == l.Hurry &&
-		v.Leaving == l.Leaving && v.Refresh == l.Refresh
+		v.Leaving == l.Leaving && v.Arriving == l.Arriving && v.Refresh == l.Refresh
 }
 
 // setting is a call of Set.
@@ -264,7 +264,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			continue
 		}
 		v := &assignment{interfaces: slices.Clone(l.Interfaces), VIP: segment.VIP{
-			Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh}}
+			Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Arriving: l.Arriving, Refresh: l.Refresh}}
 		if before.stays(v) {
 			v.since = before.since
 		} else {
@@ -279,9 +279,11 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	return old, true
 }
 
-// stays reports whether the VIP continues to be assigned. A VIP that comes back while it leaves does not:
-// it is announced anew.
-func (v *assignment) stays(now *assignment) bool { return v != nil && (now.Leaving || !v.Leaving) }
+// stays reports whether the VIP continues to be assigned. A VIP that comes back while it leaves, or has arrived, does
+// not: it is announced anew.
+func (v *assignment) stays(now *assignment) bool {
+	return v != nil && (now.Leaving || !v.Leaving && (now.Arriving || !v.Arriving))
+}
 
 // logTransitions logs the VIPs that came and went, in order.
 func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
@@ -289,7 +291,7 @@ func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
 		a.log.Info("withdrawn", "vip", vip)
 	}
 	now := a.published.Load()
-	for _, vip := range sorted(a.vips, func(vip netip.Addr) bool { v := a.vips[vip]; return !v.Leaving && !old[vip].stays(v) }) {
+	for _, vip := range sorted(a.vips, func(vip netip.Addr) bool { v := a.vips[vip]; return !v.Leaving && !v.Arriving && !old[vip].stays(v) }) {
 		if v := now.of(vip); v.Reason == Probing {
 			a.log.Info("looking whether somebody else has the VIP", "vip", vip)
 		} else if v.Reason != "" {

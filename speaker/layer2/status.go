@@ -120,7 +120,9 @@ func (a *Announcer) Status() Status {
 		status.Interfaces = append(status.Interfaces, i)
 	}
 	for _, vip := range slices.SortedFunc(maps.Keys(s.vips), netip.Addr.Compare) {
-		status.VIPs = append(status.VIPs, s.of(vip))
+		if v := s.of(vip); v.Reason != Yielded || !s.vips[vip].Arriving {
+			status.VIPs = append(status.VIPs, v)
+		}
 	}
 	return status
 }

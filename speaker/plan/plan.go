@@ -217,6 +217,9 @@ type Layer2 struct {
 	// Leaving is set while the VIP moves to another node. Until this node hears that the other node
 	// claims the VIP, it answers for it, but neither announces nor defends it. Make never sets it.
 	Leaving bool
+	// Arriving is set while the node that had the VIP should keep it, because kube-proxy may not serve it on
+	// this one yet. If no other speaker answers for it, this node announces it all the same. Make never sets it.
+	Arriving bool
 }
 
 // Plan is what one node announces.

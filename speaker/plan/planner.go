@@ -265,10 +265,10 @@ func (p *Planner) Why(vip netip.Addr, node string) Reason {
 	return scope.reason(node, scope.owner(vip, demand), demand)
 }
 
-// Serves reports whether the node has endpoints of all Services with policy Local at the VIP.
+// Serves reports whether the node forwards the VIP: it has endpoints of all Services with policy Local there.
 func (p *Planner) Serves(vip netip.Addr, node string) bool {
 	demand, _ := p.view.demand(vip)
-	return demand.local[node]
+	return demand.serving && (demand.local == nil || demand.local[node])
 }
 
 // equal reports whether the two are the same for the plan.

@@ -255,10 +255,11 @@ func (n *node) assign(want map[netip.Addr]plan.Layer2) {
 	vips := map[netip.Addr]segment.VIP{}
 	for _, vip := range slices.SortedFunc(maps.Keys(want), netip.Addr.Compare) {
 		l := want[vip]
-		if before, had := n.vips[vip]; !had || before.Leaving && !l.Leaving {
+		if before, had := n.vips[vip]; !had || before.Leaving && !l.Leaving || before.Arriving && !l.Arriving {
 			n.unprobed[vip] = l.New
 		}
-		vips[vip] = segment.VIP{Probe: n.unprobed[vip], Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Refresh: l.Refresh}
+		vips[vip] = segment.VIP{Probe: n.unprobed[vip], Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Arriving: l.Arriving,
+			Refresh: l.Refresh}
 	}
 	if !maps.Equal(vips, n.vips) {
 		n.recordVIPs(vips)

@@ -153,11 +153,14 @@ func (m *Machine) askChallenged(p pending) [][]byte {
 	return [][]byte{m.question(p.vip, p.to)}
 }
 
-// question returns the frame that asks a speaker whether it has the VIP.
+// question returns the frame that asks a speaker, or all, whether it has the VIP.
 func (m *Machine) question(v *vip, to wire.MAC) []byte {
-	s := wire.Statement{Self: m.Self, VIP: v.addr}
-	s.Seal = m.Keys.First().Numbered(v.addr, m.Self, v.Home, m.nonces.of(v.addr, to, m.now))
-	return m.Protocol.Probe(s, to)
+	return m.Protocol.Probe(m.numbered(v, m.nonces.of(v.addr, m.now)), to)
+}
+
+// numbered returns the statement of a question about the VIP, or of the answer to it.
+func (c *Config) numbered(v *vip, n seal.Nonce) wire.Statement {
+	return wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.First().Numbered(v.addr, c.Self, v.Home, n)}
 }
 
 // yield leaves the VIP to another speaker, and polls that speaker from then on.
@@ -171,8 +174,8 @@ func (m *Machine) yield(v *vip, to wire.MAC) {
 	m.announceRound()
 }
 
-// poll asks the speaker to which this node has yielded whether it still has the VIP. If it did not answer
-// the last questions, this node claims the VIP.
+// poll asks the speaker to which this node has yielded whether it still has the VIP. For a VIP that arrives it asks
+// all speakers until one has answered. If the last questions had no answer, this node claims the VIP.
 func (m *Machine) poll(v *vip) [][]byte {
 	if v.reason != Yielded {
 		return nil
@@ -184,16 +187,25 @@ func (m *Machine) poll(v *vip) [][]byte {
 	}
 	v.polls++
 	if v.missed++; v.missed > maxMissed {
-		v.reason = ""
-		m.out.note(Note{Kind: Resumes, VIP: v.addr, Other: v.by})
-		m.announceAnew(v)
+		m.resume(v)
 		return nil
 	}
-	if v.polls == 1 {
+	if v.polls == 1 && !v.Arriving {
 		m.out.note(Note{Kind: Yields, VIP: v.addr, Other: v.by})
 	}
 	m.queue.enter(again)
 	return [][]byte{m.question(v, v.by)}
+}
+
+// resume claims a VIP that was left to another speaker.
+func (m *Machine) resume(v *vip) {
+	v.reason = ""
+	if v.Arriving {
+		m.out.note(Note{Kind: Free, VIP: v.addr})
+	} else {
+		m.out.note(Note{Kind: Resumes, VIP: v.addr, Other: v.by})
+	}
+	m.announceAnew(v)
 }
 
 // nonces are the numbers of questions. They are derived from a secret, so that nothing has to be kept for a
@@ -203,12 +215,11 @@ type nonces struct {
 	begin  time.Time
 }
 
-// of returns the nonce of questions to a speaker about a VIP.
-func (n *nonces) of(addr netip.Addr, to wire.MAC, at time.Time) (nonce seal.Nonce) {
+// of returns the nonce of questions about a VIP.
+func (n *nonces) of(addr netip.Addr, at time.Time) (nonce seal.Nonce) {
 	h := hmac.New(sha256.New, n.secret[:])
 	address := addr.As16()
 	h.Write(address[:])
-	h.Write(to[:])
 	h.Write(binary.BigEndian.AppendUint64(nil, uint64(at.Sub(n.begin)/nonceLife)))
 	copy(nonce[:], h.Sum(nil))
 	if nonce == (seal.Nonce{}) { // the zero value is no nonce
@@ -217,7 +228,7 @@ func (n *nonces) of(addr netip.Addr, to wire.MAC, at time.Time) (nonce seal.Nonc
 	return nonce
 }
 
-// fits reports whether the nonce is that of a recent question to the speaker about the VIP.
-func (n *nonces) fits(nonce seal.Nonce, addr netip.Addr, from wire.MAC, now time.Time) bool {
-	return nonce == n.of(addr, from, now) || nonce == n.of(addr, from, now.Add(-nonceLife))
+// fits reports whether the nonce is that of a recent question about the VIP.
+func (n *nonces) fits(nonce seal.Nonce, addr netip.Addr, now time.Time) bool {
+	return nonce == n.of(addr, now) || nonce == n.of(addr, now.Add(-nonceLife))
 }

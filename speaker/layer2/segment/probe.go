@@ -21,9 +21,13 @@ const recheck, hurriedRecheck = 10 * time.Second, time.Second
 
 // probe asks all hosts whether they have the VIP. If one has it, the next question comes after recheck. If
 // none has answered the last question, the VIP is announced.
+//
+// A VIP that leaves is asked for as well, as its next owner may have announced it before, to the other side of a
+// partition, and would not again. It hears that clients may look for it here, and announces it to them.
 func (m *Machine) probe(p pending) [][]byte {
 	v := p.vip
 	switch {
+	case v.answersAtLast():
 	case v.reason != Probing && v.reason != AddressConflict:
 		return nil
 	case v.heard:
@@ -33,12 +37,14 @@ func (m *Machine) probe(p pending) [][]byte {
 		}
 		m.queue.enter(pending{vip: v, step: stepRecheck, due: m.now.Add(wait)})
 		return nil
-	case p.step < stepProbed:
-		m.queue.enter(pending{vip: v, step: p.step + 1, due: m.now.Add(probeWait)})
-		return [][]byte{m.Protocol.Probe(m.statement(v), wire.MAC{})}
+	case p.step == stepProbed:
+		v.reason, v.by = "", wire.MAC{}
+		m.out.note(Note{Kind: Free, VIP: v.addr})
+		m.announceAnew(v)
 	}
-	v.reason, v.by = "", wire.MAC{}
-	m.out.note(Note{Kind: Free, VIP: v.addr})
-	m.announceAnew(v)
-	return nil
+	if p.step == stepProbed {
+		return nil
+	}
+	m.queue.enter(pending{vip: v, step: p.step + 1, due: m.now.Add(probeWait)})
+	return [][]byte{m.Protocol.Probe(m.statement(v), wire.MAC{})}
 }

@@ -170,7 +170,7 @@ func (m *Machine) frames(p *pending) [][]byte {
 	}
 	v := p.vip
 	switch {
-	case v == nil, !v.announces() && !v.probedAtLast(p.step):
+	case v == nil, v.gone, v.Leaving && !v.probedAtLast(p.step):
 		return nil // and no repetition
 	case p.step > 1 && p.step.claims() && !m.Whole && m.hearing.deaf:
 		frames := m.askInstead(*p)
@@ -200,10 +200,10 @@ func (m *Machine) frames(p *pending) [][]byte {
 // announces reports whether this node may announce the VIP.
 func (v *vip) announces() bool { return !v.gone && !v.Leaving }
 
-// probedAtLast reports whether the step is one of the probes of a VIP that leaves before they are over. They go on:
-// if the VIP is free, this node answers for it until the next owner is heard, which may wait for its kube-proxy.
+// probedAtLast reports whether the step is one of the probes of a VIP that leaves. Those of a new VIP go on: if the VIP
+// is free, this node answers for it until the next owner is heard, which may wait for its kube-proxy.
 func (v *vip) probedAtLast(s step) bool {
-	return !v.gone && v.Leaving && v.reason == Probing && s >= stepProbe && s <= stepProbed
+	return (v.reason == Probing || v.answersAtLast()) && s >= stepProbe && s <= stepProbed
 }
 
 // announceAnew announces the VIP as if it were new.

@@ -35,19 +35,20 @@ func (m *Machine) receive(frame []byte) {
 // claim handles another machine's claim of a VIP. If the machine is a speaker of this cluster, the better
 // claim counts, on both sides, once the speaker has answered a question.
 func (m *Machine) claim(v *vip, msg wire.Message) {
-	// A claim that may have crossed our announcement does not count: the other machine will yield, or
+	// A claim that may have crossed our announcement does not count: the other speaker will yield, or
 	// repeat it.
-	if m.now.Sub(v.announced) > crossing {
+	known := m.knows(msg, v)
+	if known && m.now.Sub(v.announced) > crossing {
 		v.claimed = m.now
 	}
 	switch {
 	case v.Leaving: // the claim of the next owner
 	case msg.Answers && msg.Seal == (seal.Seal{}): // perhaps a speaker that answers our kernel, like any client
-	case !m.knows(msg, v):
+	case !known:
 		m.reportConflict(v, msg, v.reason == "")
 		m.defend(v, m.now.Add(defence))
 	case msg.Seal.Nonce() != (seal.Nonce{}):
-		if m.nonces.fits(msg.Seal.Nonce(), v.addr, msg.From, m.now) {
+		if m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now) {
 			m.yield(v, msg.From)
 		}
 	case msg.Seal.Outranks(m.statement(v).Seal):
@@ -63,7 +64,12 @@ func (m *Machine) claim(v *vip, msg wire.Message) {
 func (m *Machine) answer(v *vip, msg wire.Message) {
 	known := msg.Probes() && m.knows(msg, v)
 	switch {
-	case v.left(), v.Leaving && (v.reason != "" || known): // a speaker that has yielded to us shall get it
+	case v.Leaving && !v.answersAtLast():
+		return
+	case v.Leaving && known: // a speaker that has yielded to us shall get it
+		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) {
+			m.out.send(m.Protocol.Probe(m.numbered(v, n), msg.From))
+		}
 		return
 	case v.reason != "":
 		m.meet(v, msg, known)
@@ -73,9 +79,13 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	s := wire.Statement{Self: m.Self, VIP: v.addr}
 	if msg.Probes() && msg.Seal != (seal.Seal{}) { // from a speaker
 		s = m.statement(v)
-		if n := msg.Seal.Nonce(); known && n != (seal.Nonce{}) {
-			s.Seal = m.Keys.First().Numbered(v.addr, m.Self, v.Home, n)
-			v.claimed = time.Time{} // whoever asks has heard that ours is the better claim, and yields to the answer
+		if known { // who asks yields to the answer, or gives the VIP up because of it, and its claim is over
+			v.claimed = time.Time{}
+			if n := msg.Seal.Nonce(); n != (seal.Nonce{}) {
+				s = m.numbered(v, n)
+			} else { // clients may look for the VIP there
+				m.defend(v, m.now.Add(correction))
+			}
 		}
 	}
 	m.out.send(m.Protocol.Answer(s, msg))
@@ -92,9 +102,22 @@ func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 	case !msg.Probes():
 	case !known:
 		m.reportConflict(v, msg, false)
-	case msg.Seal.Nonce() != (seal.Nonce{}): // a question to us, which a node that does not announce ignores
+	case msg.Seal.Nonce() != (seal.Nonce{}):
+		m.heed(v, msg)
 	case msg.Seal.Outranks(m.statement(v).Seal) && v.reason != Yielded:
 		m.yield(v, msg.From)
+	}
+}
+
+// heed handles a question about a VIP that this node does not announce. If the number is that of a question of ours,
+// the speaker that we asked returns it: it answers for the VIP, which leaves, until it hears the next owner.
+func (m *Machine) heed(v *vip, msg wire.Message) {
+	switch {
+	case v.reason != Yielded || !m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now):
+	case v.Arriving:
+		v.by, v.missed = msg.From, 0
+	case v.by == msg.From:
+		m.resume(v)
 	}
 }
 

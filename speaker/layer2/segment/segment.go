@@ -53,6 +53,9 @@ type VIP struct {
 	// Leaving is set while the VIP moves to another node. This node answers for it until that node is
 	// heard.
 	Leaving bool
+	// Arriving is set while the VIP moves to this node, which should not have it yet. The node claims the VIP
+	// only if no other speaker answers for it.
+	Arriving bool
 	// Refresh is how often the VIP is announced again. Zero: never.
 	Refresh time.Duration
 }
@@ -192,7 +195,7 @@ type vip struct {
 	// ones without an answer.
 	polls, missed int
 
-	// claimed is when another machine claimed the VIP last, if it was not announced after that. announced
+	// claimed is when another speaker claimed the VIP last, if it was not announced after that. announced
 	// is when it was announced last. See left.
 	claimed, announced time.Time
 	warned             time.Time // when a conflict was reported last
@@ -247,38 +250,54 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 	for addr, w := range want {
 		v := m.vips[addr]
 		switch {
-		case v == nil, v.Leaving && !w.Leaving: // a VIP that comes back is announced like a new one
+		case v == nil, !w.Leaving && (v.Leaving || v.Arriving && !w.Arriving && v.reason == Yielded):
+			// A VIP that comes back is announced like a new one, and not waited for while this node still answers for it.
+			reason := Reason("")
+			switch {
+			case w.Arriving && !v.answersAtLast():
+				reason = Yielded
+			case w.Probe:
+				reason = Probing
+			}
 			if v != nil {
 				v.gone = true
 			}
-			v = &vip{addr: addr}
-			if w.Probe {
-				v.reason = Probing
-			}
+			v = &vip{addr: addr, reason: reason}
 			m.vips[addr], fresh = v, append(fresh, v)
 		case v.Refresh != w.Refresh && !w.Leaving && v.reason == "": // announced now, and from now on each interval
 			v.edition++
 			fresh = append(fresh, v)
-		case w.Leaving && !v.Leaving && m.now.Sub(v.claimed) > defence:
-			v.claimed = time.Time{} // an old claim was corrected, and is not the next owner's
+		case w.Leaving && !v.Leaving:
+			if m.now.Sub(v.claimed) > defence {
+				v.claimed = time.Time{} // an old claim was corrected, and is not the next owner's
+			}
+			if v.reason == "" {
+				fresh = append(fresh, v)
+			}
 		}
 		v.VIP = w
 	}
 	slices.SortFunc(fresh, (*vip).compare)
 	for _, v := range fresh {
-		if v.reason == Probing {
+		switch {
+		case v.Leaving, v.reason == Probing:
 			m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
-		} else {
+		case v.reason == Yielded:
+			m.queue.enter(pending{vip: v, step: stepPoll, due: m.now.Add(pollInterval)})
+		default:
 			m.queue.enter(pending{vip: v, edition: v.edition})
 		}
 	}
 }
 
 // left reports whether a leaving VIP has reached its next owner. This node answers for the VIP until
-// another machine claims it: so one of the two nodes answers at every moment, and both do for no longer
+// another speaker claims it: so one of the two nodes answers at every moment, and both do for no longer
 // than a frame takes. The claim may come before this node hears that the VIP leaves, so claims are always
 // recorded.
 func (v *vip) left() bool { return v.Leaving && !v.claimed.IsZero() }
+
+// answersAtLast reports whether this node still answers for a VIP that leaves. v may be nil.
+func (v *vip) answersAtLast() bool { return v != nil && v.Leaving && !v.left() && v.reason == "" }
 
 // lookAround takes over the surroundings. When speakers are lost, beacons begin, and a speaker that seemed
 // to be the next owner of a VIP is a rival.
@@ -330,11 +349,11 @@ func (m *Machine) State(addr netip.Addr) State {
 	return State{}
 }
 
-// Withheld returns how many VIPs are not announced, by reason.
+// Withheld returns how many VIPs are not announced, by reason, without those that arrive.
 func (m *Machine) Withheld() map[Reason]int {
 	n := map[Reason]int{}
 	for _, v := range m.vips {
-		if v.reason != "" {
+		if v.reason != "" && !v.Arriving {
 			n[v.reason]++
 		}
 	}
@@ -344,7 +363,7 @@ func (m *Machine) Withheld() map[Reason]int {
 // Leaving returns the leaving VIPs for which this node still answers, by address.
 func (m *Machine) Leaving() (addrs []netip.Addr) {
 	for addr, v := range m.vips {
-		if v.Leaving && !v.left() && v.reason == "" {
+		if v.answersAtLast() {
 			addrs = append(addrs, addr)
 		}
 	}
