@@ -39,8 +39,6 @@ const (
 	// maxUnassigned: nobody who is in touch with the API server answers for an address that no Service has.
 	// One that ends does so for the time of a hand-over.
 	maxUnassigned = 3 * time.Second
-	// maxReturn is within which time a speaker may not have seen that a Service was deleted and created again.
-	maxReturn = time.Second
 	// maxIdleForwarder: with policy Local nobody announces a VIP whose kube-proxy does not forward it yet, while somebody
 	// else could.
 	maxIdleForwarder = 100 * time.Millisecond
@@ -49,8 +47,6 @@ const (
 	// maxHeal is how long after a cut segment is whole again all hosts know the owners: the speakers meet (4 s), and have
 	// announced what they have (1 s).
 	maxHeal = 6 * time.Second
-	// maxMeet is within which time the two sides have met: one beacon.
-	maxMeet = 500 * time.Millisecond
 	// A host does not find a VIP at another node more often than maxMoves times in movesIn.
 	// Those in the first moments after a disturbance do not count: nodes that do not hear each other announce it five times
 	// each then.
@@ -90,18 +86,13 @@ type watched struct {
 	answering, announcing uint64
 	// from are those that announced it before, or still do.
 	from uint64
-	// early are those that announced it when no other one forwarded it, and do not forward it yet. Known: they take it back
-	// at once within that time, see docs/explanation/found-by.md.
-	early uint64
 	// contested is set if two announced it when the segment was whole again.
 	contested bool
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
 	// unassigned since when no Service has the VIP. Negative: it is not so.
 	none, both, able, unassigned time.Duration
-	// gone is when a Service lost it last, returned is set if one had it again a moment later.
-	gone     time.Duration
-	returned bool
-	idle     time.Duration // since when who announces it does not forward it
+	// idle is since when who announces it does not forward it.
+	idle time.Duration
 	// lost is for how long nobody has answered since lostSince, taken together.
 	lost, lostSince time.Duration
 	// taken is when a machine that is no speaker had it last.
@@ -185,8 +176,7 @@ func (c *checks) note(vip netip.Addr, v *watched) {
 		v.none, v.planned = c.now, c.now-c.disturbed > calm && v.able != never && c.now-v.able > calm && c.hostile == 0
 	}
 	if bits.OnesCount64(v.announcing) < 2 {
-		// The two sides did not meet. Known: see docs/explanation/found-by.md.
-		v.both, v.contested = never, v.contested && (c.whole == never || c.now-c.whole > maxMeet)
+		v.both = never
 	} else if v.both == never {
 		v.both = c.now
 	}
@@ -246,8 +236,6 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 		bound = maxTaken
 	case c.someAway():
 		bound = maxUnheard
-	case c.hostile > 0 || v.returned:
-		bound += maxForwarding // known: see docs/explanation/found-by.md
 	}
 	for _, n := range c.nodes {
 		if c.lan.unplugged[n.id] > 0 && v.answering == 1<<n.id {
@@ -287,22 +275,13 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 		since, here := n.forwards[holders[0]]
 		return here && since <= c.now
 	}
-	able, other := c.couldServe(vip), false
+	able, other, idle := c.couldServe(vip), false, false
 	v.from &= able | v.announcing // one that has lost its pods and has others again is not the owner before
-	announcing := uint64(0)       // it, and do not forward it
 	for _, n := range c.nodes {
 		mask := uint64(1) << n.id
-		if forwards(n) {
-			v.early &^= mask
-			other = other || able&v.from&^v.announcing&mask != 0
-		} else {
-			announcing |= v.announcing & mask
-		}
+		other = other || forwards(n) && able&v.from&^v.announcing&mask != 0
+		idle = idle || !forwards(n) && v.announcing&mask != 0
 	}
-	if !other {
-		v.early |= announcing
-	}
-	idle := announcing&^v.early != 0
 	switch {
 	case !idle || !other:
 		v.idle = never
@@ -440,12 +419,11 @@ func (c *checks) written(name string, before, after *corev1.Service, by writer) 
 	c.ordered = slices.SortedFunc(maps.Keys(c.book.holders), netip.Addr.Compare)
 	for vip := range c.vips {
 		if v := c.vips[vip]; !c.known(vip) && v.unassigned == never {
-			v.unassigned, v.gone, v.from = c.now, c.now, 0
+			v.unassigned, v.from = c.now, 0
 		}
 	}
 	for _, vip := range c.ordered {
 		if v := c.vip(vip); v.unassigned != never {
-			v.returned = v.gone != 0 && c.now-v.gone < maxReturn
 			v.unassigned, v.planned = never, false
 			if v.none != never {
 				v.none = c.now

@@ -278,11 +278,6 @@ func (w *World) edit(f Fault, n *node) (end func()) {
 	case Pods:
 		w.api.put("pods/"+name, w.api.somePods())
 	case Local:
-		// A policy that is changed back and forth within seconds, during a hand-over, leaves a VIP unanswered for up to
-		// 4 s: the core takes the endpoints for new ones. Known, and nobody does that: see docs/explanation/found-by.md.
-		if w.now-w.checks.book.edited[name] < 15*time.Second {
-			return nil
-		}
 		w.api.edit(name, func(svc *corev1.Service) {
 			if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 				svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
