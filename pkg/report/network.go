@@ -38,9 +38,6 @@ type Network struct {
 	// Sick is set when kube-proxy on the node says that it is not healthy. Its rules are in
 	// the kernel and age: a healthy node is preferred, in routes, too.
 	Sick bool `json:"-"`
-	// Hasty is set if the speaker answers for a VIP that it hands over for 2 s at most, as those of v0.1.0
-	// do, and not for 6 s.
-	Hasty bool `json:"-"`
 	// Apart is set while the node's speaker has lost all others with its link to them, to
 	// that interface, and until it has met them again. It knows that of itself alone.
 	Apart string `json:"-"`

@@ -47,7 +47,7 @@ func (t *table) All() (speakers map[string]bool, networks map[string]report.Netw
 			continue
 		}
 		n := withLinks(*p.network, p.down)
-		n.Blind, n.Sick, n.Claims, n.Hasty = p.view.blind, p.view.sick, p.claims, p.hasty
+		n.Blind, n.Sick, n.Claims = p.view.blind, p.view.sick, p.claims
 		if node == t.options.Node {
 			n.Apart = t.apart.from()
 		}

@@ -123,7 +123,7 @@ func TestMetadataHasRoomForSomeLinks(t *testing.T) {
 	for limit, want := range map[int]string{512: "enp129s0f0np0,enp129s0f1np1,eth0", 33: "enp129s0f0np0,enp129s0f1np1",
 		28: "enp129s0f0np0", 10: ""} {
 		meta := task.gossip.NodeMeta(limit)
-		assert.Equal(t, append([]byte{metaVersion, metaReady | metaLasting}, want...), meta, "limit %d", limit)
+		assert.Equal(t, append([]byte{metaVersion, metaReady}, want...), meta, "limit %d", limit)
 	}
 }
 
@@ -235,9 +235,7 @@ func TestMetadataIsReadAsWritten(t *testing.T) {
 		assert.Equal(t, want.view, got.view)
 		assert.Equal(t, want.claims, got.claims)
 		assert.Equal(t, want.down, got.down)
-		assert.False(t, got.hasty)
 	}
-	assert.True(t, decode([]byte{metaVersion, metaReady | metaAnswered}).hasty, "v0.1.0")
 	for _, meta := range [][]byte{nil, {metaVersion}, {metaVersion, metaReady}, {metaVersion, metaClaims, 1, 2, 3}} {
 		assert.Zero(t, decode(meta).claims, "%v", meta)
 	}

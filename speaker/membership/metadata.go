@@ -18,7 +18,6 @@ const (
 	metaAnswered = 1 << 2
 	metaBlind    = 1 << 3
 	metaSick     = 1 << 4
-	metaLasting  = 1 << 5
 
 	sessionMark = "/"
 )
@@ -32,8 +31,6 @@ type view struct{ answered, blind, sick bool }
 type metadata struct {
 	ready bool
 	view  view
-	// hasty is set for speakers of v0.1.0, which do not publish metaLasting, see report.Network.
-	hasty bool
 	// The claims are in the same message as the readiness, so that nobody knows one without the other.
 	// They mean nothing to this package.
 	claims report.Claims
@@ -50,7 +47,6 @@ func (m metadata) encode(limit int) []byte {
 	claimed := m.claims != report.Claims{}
 	for flag, set := range map[byte]bool{
 		metaReady: m.ready, metaClaims: claimed, metaAnswered: m.view.answered, metaBlind: m.view.blind, metaSick: m.view.sick,
-		metaLasting: !m.hasty,
 	} {
 		if set {
 			meta[1] |= flag
@@ -75,7 +71,7 @@ func decode(meta []byte) (m metadata) {
 		return m
 	}
 	flags, rest := meta[1], meta[2:]
-	m.ready, m.hasty = flags&metaReady != 0, flags&metaLasting == 0
+	m.ready = flags&metaReady != 0
 	m.view = view{flags&metaAnswered != 0, flags&metaBlind != 0, flags&metaSick != 0}
 	if flags&metaClaims != 0 && len(rest) >= len(m.claims) {
 		m.claims, rest = report.Claims(rest[:len(m.claims)]), rest[len(m.claims):]

@@ -370,6 +370,22 @@ func TestWhatArrivesIsLeftToWhoAnswers(t *testing.T) {
 	require.Equal(t, []Note{{Kind: Free, VIP: vipA}}, l.notes)
 }
 
+// A speaker of v0.1.0 answers no question about a VIP that leaves, and ceases to answer clients after 2 s. The VIP is claimed
+// before.
+func TestWhatArrivesFromASpeakerOfV010(t *testing.T) {
+	t.Parallel()
+	l := newLAN(2, wire.ARP{})
+	l.assign(0, map[netip.Addr]VIP{vipA: {}})
+	l.pass(time.Minute)
+	l.blocked = func(from, _ int) bool { return from == 0 }
+	l.assign(1, map[netip.Addr]VIP{vipA: {Arriving: true}})
+	l.assign(0, map[netip.Addr]VIP{vipA: {Leaving: true}})
+	l.pass(1400 * time.Millisecond)
+	require.Equal(t, []int{0}, l.answerers(vipA), "kube-proxy has some time")
+	l.pass(400 * time.Millisecond)
+	require.Equal(t, []int{1}, l.answerers(vipA))
+}
+
 // A VIP comes back to a node that should not have it yet. If that one still answers for it, nobody else does, and if the
 // next owner has taken it, it stays there.
 func TestWhatComesBackWhileItArrives(t *testing.T) {
