@@ -80,6 +80,17 @@ func (c Conflict) String() string {
 	return fmt.Sprintf("%s %s %s", c.VIP, net.HardwareAddr(c.HardwareAddr[:]), state)
 }
 
+// Withheld returns the conflicts over VIPs that are not announced because of them. Nil: there are none.
+func (n Network) Withheld() []Conflict {
+	var kept []Conflict
+	for _, c := range n.Conflicts {
+		if !c.Announced {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
 const withheld, announced = "withheld", "announced"
 
 // UnmarshalText reads what MarshalText returned.

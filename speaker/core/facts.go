@@ -151,7 +151,7 @@ func locate(nodes map[string]plan.Node, networks map[string]report.Network) map[
 // equalNetworks reports whether the two are the same for the plan.
 func equalNetworks(a, b report.Network) bool {
 	return a.Claims == b.Claims && a.Blind == b.Blind && a.Sick == b.Sick && a.Apart == b.Apart && a.Forwards == b.Forwards &&
-		slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
+		slices.Equal(a.Conflicts, b.Conflicts) && slices.Equal(a.Segments, b.Segments) && (a.Segments == nil) == (b.Segments == nil)
 }
 
 // update updates the plan, and since when this node owns its VIPs.

@@ -110,7 +110,7 @@ func (l *leases) keep(of *coordinationv1.Lease) *lease {
 	kept.node, _ = report.NodeOf(of.Name)
 	r := report.Of(of.Annotations)
 	kept.Report = report.Report{Address: r.Address, Keys: r.Keys, Network: r.Network}
-	kept.Conflicts, kept.Gateways = nil, nil // only the controller needs them, and they change often
+	kept.Conflicts, kept.Gateways = r.Withheld(), nil // only the controller needs the others, and they change often
 	if kept.node == l.options.Node {
 		kept.text = of.Annotations[annotation.Report]
 		kept.odd = len(of.Annotations) != 1 || len(of.Labels) != 1 || len(of.OwnerReferences) != 1 || len(of.Finalizers) != 0 ||

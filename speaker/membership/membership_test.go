@@ -717,6 +717,27 @@ func TestFirstOfManyAfterAPowerCut(t *testing.T) {
 	}
 }
 
+// What is withheld because another machine has it is known of all speakers, and of the one that this node had before.
+func TestWhatIsWithheldIsKnown(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	vip, claimed := netip.MustParseAddr("198.18.0.100"), netip.MustParseAddr("198.18.0.101")
+	said := report.Report{Network: report.Network{Segments: []report.Segment{}, Conflicts: []report.Conflict{
+		{VIP: vip, HardwareAddr: [6]byte{2}}, {VIP: claimed, HardwareAddr: [6]byte{2}, Announced: true}}}}
+	for _, node := range []string{"n1", "n2"} {
+		_, err := c.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + node, Annotations: said.Annotations(),
+				Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	n1 := c.start("n1")
+	n1.waitJoined()
+	n1.waitCaughtUp()
+	for _, node := range []string{"n1", "n2"} {
+		require.Equal(t, said.Conflicts[:1], n1.Networks()[node].Conflicts, node)
+	}
+}
+
 // Every speaker knows the same of every node's network, its own included: what
 // the Leases say.
 func TestNetworksAreWhatTheLeasesSay(t *testing.T) {

@@ -26,6 +26,8 @@ const (
 	// writeInterval and writeBurst bound how often the Lease is written if somebody else writes it,
 	// too: two speakers of one node would write without end.
 	writeInterval, writeBurst = time.Second, 10
+	// conflictMemory is how long a conflict on the Lease from before the start counts for this speaker.
+	conflictMemory = 10 * time.Minute
 	// releaseTimeout bounds the wait for the API server when leaving.
 	releaseTimeout = time.Second
 	// firstRetry and lastRetry bound the wait after a failed write.
@@ -175,7 +177,7 @@ func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, e
 	if err != nil {
 		return 0, fmt.Errorf("write our Lease: %w", err)
 	}
-	written.Conflicts, written.Gateways = nil, nil // as in the records of other speakers
+	written.Conflicts, written.Gateways = o.withheldBefore(started), nil
 	o.table.setNetwork(o.options.Node, written.Network)
 	return crashes, nil
 }
@@ -195,6 +197,16 @@ func (o *ownLease) carry(lease *coordinationv1.Lease) report.Report {
 	lease.Labels = map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}
 	lease.Annotations = map[string]string{annotation.Report: o.carried}
 	return r
+}
+
+// withheldBefore returns the conflicts that this node's last speaker has left, for as long as a speaker remembers its own.
+func (o *ownLease) withheldBefore(started time.Time) []report.Conflict {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(started) > conflictMemory {
+		return nil
+	}
+	return o.before.Withheld()
 }
 
 // take makes this node the Lease's holder since the start, and returns how many of the last starts

@@ -45,6 +45,23 @@ type view struct {
 	segments   *segments
 	scopes     map[scopeKey]*scope
 	before     map[scopeKey]*scope // of the view that this one was made from
+	withheld   map[withheld]bool
+}
+
+// withheld is a VIP that a node does not announce because another machine has it.
+type withheld struct {
+	node string
+	vip  netip.Addr
+}
+
+func withheldBy(nodes map[string]Node) map[withheld]bool {
+	all := map[withheld]bool{}
+	for name, n := range nodes {
+		for _, c := range n.Withheld() {
+			all[withheld{name, c.VIP}] = true
+		}
+	}
+	return all
 }
 
 func newView(s Snapshot) *view {
@@ -55,7 +72,7 @@ func newView(s Snapshot) *view {
 func (v *view) in(s Snapshot) *view {
 	return &view{
 		snapshot: s, sharers: v.sharers, advertised: advertised{},
-		segments: newSegments(s.Nodes), scopes: map[scopeKey]*scope{}, before: v.scopes,
+		segments: newSegments(s.Nodes), scopes: map[scopeKey]*scope{}, before: v.scopes, withheld: withheldBy(s.Nodes),
 	}
 }
 

@@ -210,8 +210,9 @@ type Layer2 struct {
 	// Apart is set if the node has lost the other speakers with a link. Of two speakers that claim a
 	// VIP, the one that is not apart is right.
 	Apart bool
-	// New is set if the VIP is new to the cluster and this node is its first owner: the node must
-	// find out whether another machine has the address before it announces it. Make knows no history
+	// New is set if the VIP is new to the cluster and this node is its first owner, or if the owner before,
+	// or this node's speaker before this one, has not announced it because another machine has the
+	// address: the node must find out whether one has before it announces it. Make knows no history
 	// and does not set it, except on a node that is apart: another speaker may have its VIPs.
 	New bool
 	// Leaving is set while the VIP moves to another node. Until this node hears that the other node

@@ -160,12 +160,15 @@ func (p *Planner) Update() Changes {
 	look := func(vip netip.Addr) {
 		before := p.plan.verdict(vip)
 		owner, known := p.ownerOf(vip, before)
+		if len(p.view.withheld) > 0 && (p.view.withheld[withheld{owner, vip}] || p.view.withheld[withheld{p.node, vip}]) {
+			p.fresh[vip] = true // what the owner before has found out, and this node's speaker before this one
+		}
 		after, scope := p.decide(vip)
 		now, still := p.ownerOf(vip, after)
 		if isNew := !known && p.started; still && (isNew || known && owner != now) {
 			changes.Moves = append(changes.Moves, Move{vip, owner, now, isNew})
 		}
-		if before.Owned && !after.Owned || after.Silence.Owner != "" {
+		if before.Owned && !after.Owned || after.Silence.Owner != "" || !still {
 			delete(p.fresh, vip)
 		}
 		if !before.equal(after) {

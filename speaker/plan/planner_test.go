@@ -337,6 +337,32 @@ func TestNewAddresses(t *testing.T) {
 	p.Set(cfg, nodes, one)
 	require.False(t, isNew(netip.MustParseAddr("203.0.113.4")), "the other one announced it")
 
+	// A VIP that its owner withholds because of another machine is new to the next owner, and so it is to an owner that
+	// starts again. What others than the owner say does not count.
+	withheld := netip.MustParseAddr("203.0.113.5")
+	p.Set(cfg, nodes, map[string]bool{"n0": false, "n1": true})
+	p.Put(of("f", true, withheld))
+	p.Update()
+	reports := func(announced bool) plan.Node {
+		return plan.Node{Network: report.Network{Conflicts: []report.Conflict{{VIP: withheld, Announced: announced}}}}
+	}
+	for who, by := range map[string]struct {
+		nodes map[string]plan.Node
+		isNew bool
+	}{
+		"the owner":             {map[string]plan.Node{"n0": {}, "n1": reports(false)}, true},
+		"the owner, announced":  {map[string]plan.Node{"n0": {}, "n1": reports(true)}, false},
+		"the speaker before":    {map[string]plan.Node{"n0": reports(false), "n1": {}}, true},
+		"one that never had it": {map[string]plan.Node{"n0": {}, "n1": {}, "n2": reports(false)}, false},
+	} {
+		p.Set(cfg, by.nodes, map[string]bool{"n0": false, "n1": true})
+		p.Update()
+		p.Set(cfg, by.nodes, one)
+		require.Equal(t, by.isNew, isNew(withheld), who)
+	}
+	p.Set(cfg, nodes, one)
+	p.Update()
+
 	// Whose home it is does not depend on who is able.
 	homes := 0
 	for vip, l := range p.Plan().Layer2 {
