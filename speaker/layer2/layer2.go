@@ -291,7 +291,8 @@ func (a *Announcer) logTransitions(old map[netip.Addr]*assignment) {
 		a.log.Info("withdrawn", "vip", vip)
 	}
 	now := a.published.Load()
-	for _, vip := range sorted(a.vips, func(vip netip.Addr) bool { v := a.vips[vip]; return !v.Leaving && !v.Arriving && !old[vip].stays(v) }) {
+	came := func(vip netip.Addr) bool { v := a.vips[vip]; return !v.Leaving && !v.Arriving && !old[vip].stays(v) }
+	for _, vip := range sorted(a.vips, came) {
 		if v := now.of(vip); v.Reason == Probing {
 			a.log.Info("looking whether somebody else has the VIP", "vip", vip)
 		} else if v.Reason != "" {
