@@ -77,6 +77,28 @@ func TestLeaving(t *testing.T) {
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
+// A VIP that arrives is not in the status before it is announced: nothing is wrong with it.
+func TestArriving(t *testing.T) {
+	t.Parallel()
+	arriving := map[netip.Addr]plan.Layer2{vipA: {Arriving: true}}
+	for _, answered := range []bool{false, true} {
+		inWorld(t, func(t *testing.T, w *world) {
+			w.set(arriving)
+			assert.Empty(t, w.after(400*time.Millisecond))
+			assert.Empty(t, w.Status().VIPs)
+			if answered {
+				w.set(everywhere(vipA))
+			} else {
+				w.after(2 * time.Second)
+			}
+			assert.True(t, w.answersFor("eth0"))
+			assert.Equal(t, []string{"eth0"}, w.Status().VIPs[0].Interfaces)
+			w.set(everywhere(vipA))
+			assert.Empty(t, w.take(), "it is announced already")
+		}, eth(1, "eth0"))
+	}
+}
+
 // The next owner may hear of it first.
 func TestClaimBeforeLeaving(t *testing.T) {
 	t.Parallel()
