@@ -21,7 +21,7 @@ const KubeProxyURL = "http://127.0.0.1:10256/healthz"
 const (
 	proxyInterval = time.Second
 	// proxyTimeout is how long a starting speaker waits for the first answer. After that it
-	// concludes that the node has no kube-proxy, unless another node has one.
+	// concludes that the node has no kube-proxy, unless most others have one.
 	proxyTimeout = 10 * time.Second
 	// proxyAbsence is how long a kube-proxy that has answered may be silent before this speaker
 	// reports to the others that the node has none.
@@ -33,8 +33,8 @@ const (
 // KubeProxy watches the health of the node's data plane:
 //   - If kube-proxy was healthy and is silent, it restarts, and its rules are in the kernel: the
 //     node takes traffic.
-//   - If it never was healthy and no node has one, the cluster has none: the node takes traffic. If
-//     another node has one, the node takes no traffic before its own kube-proxy has answered.
+//   - If it never was healthy and most other nodes have none, the cluster has none: the node takes traffic. If
+//     most others have one, the node takes no traffic before its own kube-proxy has answered.
 //   - If it answers that it is not healthy, its rules in the kernel become outdated: the node is the
 //     last choice.
 type KubeProxy struct {
@@ -124,14 +124,20 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 	}
 }
 
-// elsewhere reports whether another node has a kube-proxy.
+// elsewhere reports whether more than half of the other nodes have a kube-proxy. One alone, which may be a lie, does not keep
+// those of a cluster without kube-proxy from serving.
 func (p *KubeProxy) elsewhere() bool {
+	have, others := 0, 0
 	for node, n := range p.networks.Networks() {
-		if node != p.node && n.KubeProxy {
-			return true
+		if node == p.node {
+			continue
+		}
+		others++
+		if n.KubeProxy {
+			have++
 		}
 	}
-	return false
+	return 2*have > others
 }
 
 // unwritten is the status of a kube-proxy that has just started.

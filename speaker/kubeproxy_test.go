@@ -148,6 +148,27 @@ func TestKubeProxyIsWaitedForWhereOthersHaveOne(t *testing.T) {
 	})
 }
 
+// In a cluster without kube-proxy one node that has one, or whose speaker lies, does not have the others give up their VIPs.
+func TestOneKubeProxyStopsNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		others := &fakeMembers{networks: map[string]report.Network{"n1": {}, "n2": {}, "n3": {}}}
+		p := NewKubeProxy("http://127.0.0.1", "n1", others, slog.New(slog.DiscardHandler))
+		p.ask = func(context.Context) (bool, string, error) { return false, "", errors.New("connection refused") }
+		ctx, cancel := context.WithCancel(t.Context())
+		go p.Run(ctx) //nolint:errcheck // it returns nil
+		time.Sleep(time.Minute)
+		others.change(func() { others.networks["n3"] = report.Network{KubeProxy: true} })
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if healthy, _, status := p.Health(); !healthy {
+			t.Errorf("one of two others has one: %s", status)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
 func TestWithoutURLNobodyIsAsked(t *testing.T) {
 	t.Parallel()
 	if healthy, _, _ := NewKubeProxy("", "n1", nil, nil).Health(); !healthy {
