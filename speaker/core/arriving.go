@@ -29,7 +29,13 @@ func (c *Core) arrive() (ended bool) {
 	}
 	for _, v := range c.out.Changes.VIPs {
 		if gained, local := c.gained[v.VIP]; local && !v.Before.Owned && v.After.Owned {
-			c.arriving[v.VIP] = arriving{v.Before.Silence.Owner, gained.Add(min(kubeProxyLag, c.HandOver/4*3))}
+			a := arriving{v.Before.Silence.Owner, gained.Add(min(kubeProxyLag, c.HandOver/4*3))}
+			// A previous owner that cannot keep it may not have had it yet, either. Then the one before it answers.
+			m := c.moves.moving[v.VIP]
+			if m.to == a.from && c.now.Sub(m.at) < kubeProxyLag && c.facts.speakers[a.from] && !c.waits(v.VIP, a) {
+				a.from = m.from
+			}
+			c.arriving[v.VIP] = a
 		}
 	}
 	before := len(c.arriving)

@@ -26,13 +26,16 @@ func (c *Core) leave() (ended bool) {
 	maps.DeleteFunc(c.leaving, func(_ netip.Addr, l leaving) bool { return !sound || !c.now.Before(l.until) })
 	ended = len(c.leaving) < before
 	for _, v := range c.out.Changes.VIPs {
-		_, leaves := c.leaving[v.VIP]
+		l, leaves := c.leaving[v.VIP]
 		next := v.After.Silence
 		orderly := sound && next.Owner != "" && next.Reason != plan.LinkDown
 		switch {
 		case orderly && v.Before.Owned:
 			v.Before.Layer2.Leaving = true
 			c.leaving[v.VIP] = leaving{v.Before.Layer2, c.now.Add(c.HandOver)}
+		case orderly && leaves && next.Owner != v.Before.Silence.Owner: // which may wait for its kube-proxy, too
+			l.until = c.now.Add(c.HandOver)
+			c.leaving[v.VIP] = l
 		case !orderly && leaves: // it is back, or has nowhere to go
 			delete(c.leaving, v.VIP)
 			ended = true

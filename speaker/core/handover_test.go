@@ -107,6 +107,28 @@ func TestWhatArrivesMayLeave(t *testing.T) {
 	require.Empty(t, s.core.gained)
 }
 
+// A VIP moves twice within moments. The second owner waits for its kube-proxy, too, so that the first one still answers.
+func TestNewEndpointWaitsForTheOwnerBefore(t *testing.T) {
+	const vip = "203.0.113.1"
+	for wait, want := range map[time.Duration]string{time.Second: vip + " arriving", time.Minute: vip} {
+		t.Run(wait.String(), func(t *testing.T) {
+			s, preferred := newStory(t), []config.Preference{}
+			for i, node := range []string{"n3", "n2", "n1"} {
+				s.nodes[node], s.speakers[node] = plan.Node{Labels: map[string]string{"name": node}}, true
+				preferred = append(preferred, config.Preference{Weight: i + 1, NodeSelector: labelled("name", node)})
+			}
+			s.config.Advertisements[0].Layer2 = &config.Layer2{PreferredNodes: preferred}
+			s.begin(local(vip, "n3"))
+			s.after(time.Minute)
+			s.step(Service{local(vip, "n2", "n3")})
+			s.silent(plan.NoLocalEndpoint, "n2")
+			s.after(wait)
+			s.step(Service{local(vip, "n1", "n3")})
+			s.announced(want)
+		})
+	}
+}
+
 // kube-proxy forwards a VIP with policy Cluster to pods of other nodes, so nobody waits for it when the policy changes.
 func TestPolicyThatBecomesLocalIsNotWaitedFor(t *testing.T) {
 	s, vip := pair(t, "n1")
@@ -131,6 +153,20 @@ func TestPreferredNodeBackMakesBeforeThisOneBreaks(t *testing.T) {
 	s.announced(vip)
 	s.step(s.speaker(true))
 	s.announced(vip + " leaving")
+}
+
+// The next owner is another one meanwhile, which has as much time to take the VIP.
+func TestNextOwnerIsReplaced(t *testing.T) {
+	s, vip := pair(t, "n1")
+	s.nodes["n3"], s.speakers["n3"] = plan.Node{}, true
+	s.begin(local(vip, "n1"))
+	s.step(Service{local(vip, "n2")})
+	s.after(handOver - 1)
+	s.step(Service{local(vip, "n3")})
+	s.after(handOver - 1)
+	s.announced(vip + " leaving")
+	s.after(1)
+	s.announced()
 }
 
 // What is lost without a plan is given up at once: this node may not be able
