@@ -175,7 +175,7 @@ func (m *Machine) yield(v *vip, to wire.MAC) {
 }
 
 // poll asks the speaker to which this node has yielded whether it still has the VIP. For a VIP that arrives it asks
-// all speakers until one has answered. If the last questions had no answer, this node claims the VIP.
+// all speakers until one has answered. If the last questions had no answer, this node resumes the VIP.
 func (m *Machine) poll(v *vip) [][]byte {
 	if v.reason != Yielded {
 		return nil
@@ -197,12 +197,15 @@ func (m *Machine) poll(v *vip) [][]byte {
 	return [][]byte{m.question(v, v.by)}
 }
 
-// resume claims a VIP that was left to another speaker.
+// resume claims a VIP that was left to another speaker, or probes it if it was not found to be free: that speaker may
+// have found out who has it.
 func (m *Machine) resume(v *vip) {
 	v.reason = ""
-	if v.Arriving {
+	switch {
+	case v.unprobed:
+	case v.Arriving:
 		m.out.note(Note{Kind: Free, VIP: v.addr})
-	} else {
+	default:
 		m.out.note(Note{Kind: Resumes, VIP: v.addr, Other: v.by})
 	}
 	m.announceAnew(v)

@@ -35,16 +35,18 @@ func (m *Machine) probe(p pending) [][]byte {
 		if v.Hurry {
 			wait = hurriedRecheck
 		}
-		m.queue.enter(pending{vip: v, step: stepRecheck, due: m.now.Add(wait)})
+		p.step, p.due = stepRecheck, m.now.Add(wait)
+		m.queue.enter(p)
 		return nil
 	case p.step == stepProbed:
-		v.reason, v.by = "", wire.MAC{}
+		v.reason, v.by, v.unprobed = "", wire.MAC{}, false
 		m.out.note(Note{Kind: Free, VIP: v.addr})
 		m.announceAnew(v)
 	}
 	if p.step == stepProbed {
 		return nil
 	}
-	m.queue.enter(pending{vip: v, step: p.step + 1, due: m.now.Add(probeWait)})
+	p.step, p.due = p.step+1, m.now.Add(probeWait)
+	m.queue.enter(p)
 	return [][]byte{m.Protocol.Probe(m.statement(v), wire.MAC{})}
 }

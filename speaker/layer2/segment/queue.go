@@ -180,14 +180,15 @@ func (m *Machine) frames(p *pending) [][]byte {
 		return m.poll(v)
 	case p.step == stepChallenge:
 		return m.askChallenged(*p)
+	case (p.step <= stepRefresh || p.step >= stepProbe) && p.edition != v.edition:
+		return nil // announced or probed anew since
 	case p.step == stepRecheck:
 		v.heard = false // set again if the other machine still has it
-		m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
+		p.step, p.due = stepProbe, m.now
+		m.queue.enter(*p)
 		return nil
 	case p.step >= stepProbe:
 		return m.probe(*p)
-	case p.step <= stepRefresh && p.edition != v.edition:
-		return nil // announced anew since
 	case v.reason != "":
 		return nil
 	case (p.step > 0 && p.step <= stepRefresh || p.step == stepRound) && v.contested():
@@ -206,10 +207,15 @@ func (v *vip) probedAtLast(s step) bool {
 	return (v.reason == Probing || v.answersAtLast()) && s >= stepProbe && s <= stepProbed
 }
 
-// announceAnew announces the VIP as if it were new.
+// announceAnew announces the VIP as if it were new. One that was not found to be free is probed before.
 func (m *Machine) announceAnew(v *vip) {
 	v.edition++
-	m.queue.enter(pending{vip: v, edition: v.edition})
+	p := pending{vip: v, edition: v.edition}
+	if v.unprobed {
+		v.reason, v.by, v.heard = Probing, wire.MAC{}, false
+		p.step, p.due = stepProbe, m.now
+	}
+	m.queue.enter(p)
 }
 
 // again enters the announcement that follows p, which was sent just now.

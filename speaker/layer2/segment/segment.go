@@ -182,9 +182,11 @@ type vip struct {
 	VIP
 	addr netip.Addr
 	gone bool // not assigned any more
-	// edition counts how often the VIP was announced anew. Pending announcements of earlier editions are
-	// not sent.
+	// edition counts how often the VIP was announced or probed anew. Pending announcements and probes of
+	// earlier editions are not sent.
 	edition int
+	// unprobed is set until a VIP that has to be probed was found to be free.
+	unprobed bool
 
 	// reason is why the VIP is not announced. Empty: it is announced. by is the machine that has it then,
 	// and heard is set if there was a claim since the probes began.
@@ -253,19 +255,15 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		case v == nil, !w.Leaving && (v.Leaving || v.Arriving && !w.Arriving && v.reason == Yielded):
 			// A VIP that comes back is announced like a new one, and not waited for while this node still answers for it.
 			reason := Reason("")
-			switch {
-			case w.Arriving && !v.answersAtLast():
+			if w.Arriving && !v.answersAtLast() {
 				reason = Yielded
-			case w.Probe:
-				reason = Probing
 			}
 			if v != nil {
 				v.gone = true
 			}
-			v = &vip{addr: addr, reason: reason}
+			v = &vip{addr: addr, reason: reason, unprobed: w.Probe}
 			m.vips[addr], fresh = v, append(fresh, v)
 		case v.Refresh != w.Refresh && !w.Leaving && v.reason == "": // announced now, and from now on each interval
-			v.edition++
 			fresh = append(fresh, v)
 		case w.Leaving && !v.Leaving:
 			if m.now.Sub(v.claimed) > defence {
@@ -280,12 +278,12 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 	slices.SortFunc(fresh, (*vip).compare)
 	for _, v := range fresh {
 		switch {
-		case v.Leaving, v.reason == Probing:
-			m.queue.enter(pending{vip: v, step: stepProbe, due: m.now})
 		case v.reason == Yielded:
 			m.queue.enter(pending{vip: v, step: stepPoll, due: m.now.Add(pollInterval)})
+		case v.Leaving && !v.unprobed:
+			m.queue.enter(pending{vip: v, step: stepProbe, edition: v.edition, due: m.now})
 		default:
-			m.queue.enter(pending{vip: v, edition: v.edition})
+			m.announceAnew(v)
 		}
 	}
 }

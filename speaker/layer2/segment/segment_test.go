@@ -489,3 +489,34 @@ func TestYieldedHearsThatTheVIPLeaves(t *testing.T) {
 	l.pass(pollInterval)
 	require.Equal(t, []int{1}, l.answerers(vipA))
 }
+
+// Two speakers that do not see each other both get a new VIP that a host has. One leaves it to the other, which
+// does not announce it, and so does not answer. Nobody announces it before the host is gone. The same is so if the
+// first one waits for its kube-proxy.
+func TestYieldedWhileItWasProbed(t *testing.T) {
+	t.Parallel()
+	for _, arriving := range []bool{false, true} {
+		l := newLAN(2, wire.ARP{})
+		taken := wire.ARP{}.Announce(wire.Statement{Self: client, VIP: vipA}, true)[0]
+		pass := func(d time.Duration, host bool) {
+			for range d / probeWait {
+				for i := range l.nodes {
+					if host {
+						l.step(i, Received{taken})
+					}
+				}
+				l.pass(probeWait)
+			}
+		}
+		l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true, Home: true}})
+		l.assign(1, map[netip.Addr]VIP{vipA: {Probe: true, Arriving: arriving}})
+		for range 20 {
+			pass(time.Second, true)
+			require.Empty(t, l.announcers(vipA))
+		}
+		require.LessOrEqual(t, bytes.Count(l.story.Bytes(), []byte("node 1:")), 6) // the probes before have ended
+		l.assign(0, map[netip.Addr]VIP{})
+		pass(2*recheck, false)
+		require.Equal(t, []int{1}, l.announcers(vipA))
+	}
+}
