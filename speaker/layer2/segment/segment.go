@@ -253,15 +253,16 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		v := m.vips[addr]
 		switch {
 		case v == nil, !w.Leaving && (v.Leaving || v.Arriving && !w.Arriving && v.reason == Yielded):
-			// A VIP that comes back is announced like a new one, and not waited for while this node still answers for it.
-			reason := Reason("")
-			if w.Arriving && !v.answersAtLast() {
-				reason = Yielded
-			}
+			// A VIP that comes back is announced like a new one, and neither waited for nor probed while this node still
+			// answers for it.
+			answers := v.answersAtLast()
 			if v != nil {
 				v.gone = true
 			}
-			v = &vip{addr: addr, reason: reason, unprobed: w.Probe}
+			v = &vip{addr: addr, unprobed: w.Probe && !answers}
+			if w.Arriving && !answers {
+				v.reason = Yielded
+			}
 			m.vips[addr], fresh = v, append(fresh, v)
 		case v.Refresh != w.Refresh && !w.Leaving && v.reason == "": // announced now, and from now on each interval
 			fresh = append(fresh, v)

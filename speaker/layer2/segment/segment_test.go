@@ -408,6 +408,16 @@ func TestWhatComesBackWhileItArrives(t *testing.T) {
 	}
 }
 
+// A VIP comes back, and another machine was seen to have it meanwhile. This node still answers for it, and goes on.
+func TestWhatComesBackIsNotProbedWhileItIsAnsweredFor(t *testing.T) {
+	t.Parallel()
+	l := newLAN(1, wire.ARP{})
+	for _, v := range []VIP{{}, {Leaving: true}, {Probe: true}} {
+		l.assign(0, map[netip.Addr]VIP{vipA: v})
+		require.Equal(t, []int{0}, l.answerers(vipA))
+	}
+}
+
 // A VIP that was not announced yet, because it arrived, is not answered for while it leaves.
 func TestWhatHasNotArrivedIsNotAnsweredFor(t *testing.T) {
 	t.Parallel()
