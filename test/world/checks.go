@@ -86,6 +86,8 @@ type watched struct {
 	answering, announcing uint64
 	// from are those that announced it before, or still do.
 	from uint64
+	// early are those that announce it since no other one forwarded it, and do not forward it yet.
+	early uint64
 	// contested is set if two announced it when the segment was whole again.
 	contested bool
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
@@ -275,15 +277,20 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 		since, here := n.forwards[holders[0]]
 		return here && since <= c.now
 	}
-	able, other, idle := c.couldServe(vip), false, false
+	able, fit, idle := c.couldServe(vip), uint64(0), v.announcing // fit could go on, idle do not forward it
 	v.from &= able | v.announcing // one that has lost its pods and has others again is not the owner before
 	for _, n := range c.nodes {
-		mask := uint64(1) << n.id
-		other = other || forwards(n) && able&v.from&^v.announcing&mask != 0
-		idle = idle || !forwards(n) && v.announcing&mask != 0
+		if mask := uint64(1) << n.id; forwards(n) {
+			idle &^= mask
+			fit |= able & v.from & mask
+		}
 	}
+	if fit == 0 {
+		v.early |= idle
+	}
+	v.early &= idle
 	switch {
-	case !idle || !other:
+	case idle == v.early || fit&^v.announcing == 0:
 		v.idle = never
 	case v.idle == never:
 		v.idle = c.now
