@@ -33,8 +33,8 @@ const (
 // KubeProxy watches the health of the node's data plane:
 //   - If kube-proxy was healthy and is silent, it restarts, and its rules are in the kernel: the
 //     node takes traffic.
-//   - If it never was healthy and most other nodes have none, the cluster has none: the node takes traffic. If
-//     most others have one, the node takes no traffic before its own kube-proxy has answered.
+//   - If it never was healthy and most other nodes have none, the cluster has none: the node takes traffic, from
+//     then on. If most of them have one, the node takes no traffic before its own kube-proxy has answered.
 //   - If it answers that it is not healthy, its rules in the kernel become outdated: the node is the
 //     last choice.
 type KubeProxy struct {
@@ -48,6 +48,7 @@ type KubeProxy struct {
 	sick    bool // it says so itself
 	status  string
 	answers bool
+	known   bool // whether there is a kube-proxy
 	changed notify.Signal
 }
 
@@ -56,7 +57,7 @@ type KubeProxy struct {
 func NewKubeProxy(url, node string, networks Networks, log *slog.Logger) *KubeProxy {
 	p := &KubeProxy{node: node, networks: networks, log: log, status: "no answer yet"}
 	if url == "" {
-		p.healthy, p.status = true, "not asked"
+		p.healthy, p.status, p.known = true, "not asked", true
 		return p
 	}
 	client := &http.Client{Timeout: proxyInterval, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -75,11 +76,11 @@ func (p *KubeProxy) Health() (healthy, sick bool, status string) {
 	return p.healthy, p.sick, p.status
 }
 
-// Answers reports whether there is a kube-proxy, healthy or not.
-func (p *KubeProxy) Answers() bool {
+// Answers reports whether there is a kube-proxy, healthy or not, and whether that is known: it may still start.
+func (p *KubeProxy) Answers() (answers, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.answers
+	return p.answers, p.known
 }
 
 // Changed returns a channel that is closed when Health or Answers returns something else.
@@ -99,13 +100,15 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 		if err == nil {
 			heard = time.Now()
 		}
-		p.setAnswers(time.Since(heard) < proxyAbsence)
+		absent := err != nil && time.Since(start) >= proxyTimeout && (served || !p.elsewhere())
+		p.setAnswers(time.Since(heard) < proxyAbsence, err == nil || absent)
 		switch {
-		case err != nil && time.Since(start) < proxyTimeout:
-		case err != nil && !served && p.elsewhere():
-			p.set(false, false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
-		case err != nil:
+		case absent:
+			served = true // what others report later does not take traffic away from this node
 			p.set(true, false, "does not answer: taken as absent")
+		case err != nil && time.Since(start) < proxyTimeout:
+		case err != nil:
+			p.set(false, false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
 		case healthy:
 			refusals, written, served = 0, true, true
 			p.set(true, false, status)
@@ -124,16 +127,15 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 	}
 }
 
-// elsewhere reports whether more than half of the other nodes have a kube-proxy. One alone, which may be a lie, does not keep
-// those of a cluster without kube-proxy from serving.
+// elsewhere reports whether more than half of the other nodes have a kube-proxy. One alone may have what nobody needs,
+// or lie.
 func (p *KubeProxy) elsewhere() bool {
 	have, others := 0, 0
 	for node, n := range p.networks.Networks() {
 		if node == p.node {
 			continue
 		}
-		others++
-		if n.KubeProxy {
+		if others++; n.KubeProxy {
 			have++
 		}
 	}
@@ -182,11 +184,12 @@ func (p *KubeProxy) set(healthy, sick bool, status string) {
 	p.changed.Notify()
 }
 
-func (p *KubeProxy) setAnswers(answers bool) {
+// setAnswers sets what Answers returns. What is known stays known.
+func (p *KubeProxy) setAnswers(answers, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.answers != answers {
-		p.answers = answers
+	if known = known || p.known; p.answers != answers || p.known != known {
+		p.answers, p.known = answers, known
 		p.changed.Notify()
 	}
 }

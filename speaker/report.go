@@ -41,9 +41,9 @@ type Sessions interface {
 	Changed() <-chan struct{}
 }
 
-// Presence reports whether there is a kube-proxy; KubeProxy is one.
+// Presence reports whether there is a kube-proxy, and whether that is known; KubeProxy is one.
 type Presence interface {
-	Answers() bool
+	Answers() (answers, known bool)
 	Changed() <-chan struct{}
 }
 
@@ -235,8 +235,9 @@ func (r *Reporter) network() report.Network {
 			}
 		}
 	}
-	n := report.Network{Segments: []report.Segment{}, KubeProxy: r.KubeProxy.Answers(), Forwards: r.Forwarding.InForce(),
-		NoRules: r.Forwarding.NoRules()}
+	n := report.Network{Segments: []report.Segment{}, Forwards: r.Forwarding.InForce(), NoRules: r.Forwarding.NoRules()}
+	answers, known := r.KubeProxy.Answers()
+	n.KubeProxy, n.KubeProxyUnknown = answers, !known
 	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
 		n.Segments = append(n.Segments, s)
 	}

@@ -64,14 +64,17 @@ type fakeProxy struct {
 	answers bool
 }
 
-func (f *fakeProxy) Answers() bool {
+func (f *fakeProxy) Answers() (answers, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.answers
+	return f.answers, true
 }
 
 // InForce has it stand for the Director.
-func (f *fakeProxy) InForce() bool { return f.Answers() }
+func (f *fakeProxy) InForce() bool {
+	answers, _ := f.Answers()
+	return answers
+}
 
 func (f *fakeProxy) NoRules() report.NoRules { return "" }
 

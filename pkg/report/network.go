@@ -21,6 +21,8 @@ type Network struct {
 	Conflicts []Conflict `json:"conflicts,omitempty"`
 	// KubeProxy is set if a kube-proxy answers on the node, or what replaces it.
 	KubeProxy bool `json:"kubeProxy,omitempty"`
+	// KubeProxyUnknown is set while that is not known. It is not in the Lease, which keeps what it had.
+	KubeProxyUnknown bool `json:"-"`
 	// Forwards is set while the node has the rules of direct forwarding, with or without a
 	// speaker: others may hand it segments of connections that it does not know.
 	Forwards bool `json:"forwards,omitempty"`

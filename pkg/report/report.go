@@ -127,8 +127,11 @@ func NodeOf(lease string) (node string, ok bool) {
 // Over returns r, with the fields that r does not know taken from the report before. A speaker
 // that does not know the segments has not looked at its node yet.
 func (r Report) Over(before Report) Report {
+	if r.KubeProxyUnknown {
+		r.KubeProxy = before.KubeProxy
+	}
 	if r.Segments == nil {
-		r.Segments, r.KubeProxy = before.Segments, before.KubeProxy
+		r.Segments, r.KubeProxy, r.KubeProxyUnknown = before.Segments, before.KubeProxy, before.KubeProxyUnknown
 		r.Forwards, r.NoRules = before.Forwards, before.NoRules
 	}
 	if r.Gateways == nil {

@@ -101,6 +101,9 @@ func TestWhatIsNotKnownStays(t *testing.T) {
 	none := report.Report{Network: report.Network{Segments: []report.Segment{}}}
 	assert.Empty(t, none.Over(full()).Segments)
 	assert.False(t, none.Over(full()).KubeProxy, "who knows the segments knows this, too")
+	none.KubeProxyUnknown = true
+	assert.True(t, none.Over(full()).KubeProxy, "unless it says that it does not")
+	assert.True(t, report.Report{}.Over(none).Over(full()).KubeProxy, "until somebody knows")
 }
 
 func TestWhatIsOutOfBoundsIsLeftOut(t *testing.T) {
