@@ -64,7 +64,7 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 
 # All write events for testsum to standard output. A node without processor time
 # loses packets, so the stories, which count them, have the machine for themselves, with
-# a lab in each place; the other end-to-end tests run three at a time, two with a lab.
+# a lab in each place; the other end-to-end tests run three packages at a time.
 # They build Lodestone themselves. A third package of unit tests runs while two
 # wait, and the longest one is first; what makes releases compresses much, and has
 # no goroutines to race. `make vet` vets, and a debugger's symbols would take a

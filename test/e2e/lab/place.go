@@ -13,7 +13,7 @@ import (
 
 // Places is how many labs a machine has room for. Nothing in one knows of another: they have
 // the same addresses, and all that would be shared goes by the number of the place.
-const Places = 2
+const Places = 3
 
 // place is where on the machine a lab is: 1 to Places.
 type place int

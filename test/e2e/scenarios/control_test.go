@@ -3,8 +3,10 @@ package scenarios
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -76,6 +78,9 @@ func runIn(m *testing.M, clusters ...*lab.Cluster) (int, error) {
 			return 1, err
 		}
 		free <- i
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(len(clusters))); err != nil { // -parallel counts for more
+		return 1, err
 	}
 	return m.Run(), nil
 }
