@@ -21,7 +21,7 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 	if e.BecameReady {
 		close(s.ready)
 	}
-	if e.News {
+	if e.StateChanged {
 		s.changed.Notify()
 	}
 	if e.PodRoutes != nil {

@@ -249,7 +249,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 // wait returns when something may have changed, or the next decision is due. Changes of the
 // cluster's objects wait until resume, and too many changes of other speakers for membersInterval.
 func (s *Speaker) wait(ctx context.Context, resume, next time.Time, config, members, dataPlane, passwords, forwards <-chan struct{}) {
-	var due, news, late <-chan time.Time
+	var due, resumed, late <-chan time.Time
 	if !next.IsZero() {
 		due = time.After(time.Until(next))
 	}
@@ -283,8 +283,8 @@ func (s *Speaker) wait(ctx context.Context, resume, next time.Time, config, memb
 			if time.Now().After(resume) {
 				return
 			}
-			news = time.After(time.Until(resume))
-		case <-news:
+			resumed = time.After(time.Until(resume))
+		case <-resumed:
 			return
 		case <-beat.C:
 		}

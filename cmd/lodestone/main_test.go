@@ -394,7 +394,7 @@ func TestHangingServerIsGivenUp(t *testing.T) {
 	defer close(release)
 	file, err := program()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second) // less than the usual patience
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second) // less than the usual timeout
 	defer cancel()
 	var errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, file, "status", "--request-timeout=2s", "--kubeconfig", s.kubeconfig(t))

@@ -32,5 +32,5 @@ func TestAnInvalidValueIsCutInItsError(t *testing.T) {
 	require.Error(t, err)
 	assert.Less(t, len(err.Error()), 200)
 	_, again := annotation.ParseConnectionRateLimit(strings.Repeat("9", 200_000))
-	assert.True(t, err == again, "errors of the same value differ, which would be logged as news")
+	assert.True(t, err == again, "errors of the same value differ, which would be logged again")
 }

@@ -99,8 +99,8 @@ type Effects struct {
 	Ready bool
 	// BecameReady is set when the node is ready for the first time.
 	BecameReady bool
-	// News is set when State has other moves, labels or addresses than before.
-	News bool
+	// StateChanged is set when State has other moves, labels or addresses than before.
+	StateChanged bool
 	// PodRoutes replace the routes to the pods of other nodes. Nil: they stay.
 	PodRoutes *plan.PodRoutes
 	// Planned is set when there is a new plan: Claims, Changes and Gone belong to it.

@@ -117,7 +117,7 @@ func TestWhatIsTheSameChangesNothing(t *testing.T) {
 	s.begin(web(vip, true))
 	for _, again := range []Event{Service{web(vip, true)}, s.members(), s.health, Config{s.core.facts.config}} {
 		e := s.step(again)
-		require.False(t, e.Planned || e.SetVIPs || e.Routes != nil || e.PodRoutes != nil || e.News, "%+v", again)
+		require.False(t, e.Planned || e.SetVIPs || e.Routes != nil || e.PodRoutes != nil || e.StateChanged, "%+v", again)
 	}
 }
 
@@ -214,14 +214,14 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 func TestNewsOfTheNode(t *testing.T) {
 	s := newStory(t)
 	s.begin()
-	require.True(t, s.last.News)
-	require.False(t, s.step(s.node("n2", func(n *plan.Node) { n.Labels = map[string]string{"rack": "b"} })).News)
-	require.True(t, s.step(s.node("n1", func(n *plan.Node) { n.Labels = map[string]string{"rack": "a"} })).News)
+	require.True(t, s.last.StateChanged)
+	require.False(t, s.step(s.node("n2", func(n *plan.Node) { n.Labels = map[string]string{"rack": "b"} })).StateChanged)
+	require.True(t, s.step(s.node("n1", func(n *plan.Node) { n.Labels = map[string]string{"rack": "a"} })).StateChanged)
 	require.Equal(t, "a", s.core.State().Node.Labels["rack"])
 	address := netip.MustParseAddr("198.18.0.1")
-	require.True(t, s.step(s.node("n1", func(n *plan.Node) { n.Addresses = []netip.Addr{address} })).News)
+	require.True(t, s.step(s.node("n1", func(n *plan.Node) { n.Addresses = []netip.Addr{address} })).StateChanged)
 	require.Equal(t, []netip.Addr{address}, s.core.State().Node.Addresses)
-	require.True(t, s.step(s.gone("n1")).News)
+	require.True(t, s.step(s.gone("n1")).StateChanged)
 	require.False(t, s.core.State().Known)
 	require.Equal(t, "d1", s.core.State().Digest)
 }

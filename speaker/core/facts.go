@@ -128,7 +128,7 @@ func (c *Core) inform() {
 	}
 	n, knows := f.nodes[c.Node]
 	if knows != known || !maps.Equal(n.Labels, node.Labels) || !slices.Equal(n.Addresses, node.Addresses) {
-		c.out.News = true
+		c.out.StateChanged = true
 	}
 	// Without a configuration, or while the API server does not know this node, the routes to pods
 	// stay as they are.

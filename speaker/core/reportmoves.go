@@ -137,7 +137,7 @@ func (c *Core) publishMoves(fresh []report.Move) {
 		c.log(true, "too many VIPs moved for an Event of each", "vips", n, "reported", report.MaxVIPs)
 	}
 	if published = append(published, fresh...); len(fresh) > 0 || len(published) < len(c.moves.published) {
-		c.moves.published, c.out.News = published, true
+		c.moves.published, c.out.StateChanged = published, true
 	}
 	for _, m := range published {
 		c.moves.lookAt(m.At.Add(movesPublished))

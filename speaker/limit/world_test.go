@@ -25,7 +25,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-const patience = 20 * time.Second
+const timeout = 20 * time.Second
 
 var (
 	vip4   = netip.MustParseAddr("203.0.113.1")
@@ -184,7 +184,7 @@ func (w *world) set(want limits) {
 // until waits until it is so, or ends the test with what is so instead.
 func (w *world) until(so func() bool, instead func() any) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(timeout); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("it never came to be; there is %+v", instead())
 		}

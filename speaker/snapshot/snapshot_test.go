@@ -45,7 +45,7 @@ func TestNodeReportsItsSessions(t *testing.T) {
 		}},
 	}
 	n := Node(object)
-	assert.True(t, n.BGP == Node(object).BGP, "errors of the same text differ, which would be taken for news")
+	assert.True(t, n.BGP == Node(object).BGP, "errors of the same text differ, which would be taken for changes")
 	assert.Equal(t, []string{"10.244.1.0/24"}, n.PodCIDRs)
 	assert.Equal(t, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, n.Addresses)
 	assert.EqualValues(t, 64512, n.BGP.ASN)

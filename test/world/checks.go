@@ -278,7 +278,7 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 		return here && since <= c.now
 	}
 	able, fit, idle := c.couldServe(vip), uint64(0), v.announcing // fit could go on, idle do not forward it
-	v.from &= able | v.announcing // one that has lost its pods and has others again is not the owner before
+	v.from &= able | v.announcing                                 // one that has lost its pods and has others again is not the owner before
 	for _, n := range c.nodes {
 		if mask := uint64(1) << n.id; forwards(n) {
 			idle &^= mask

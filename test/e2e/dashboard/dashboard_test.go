@@ -25,8 +25,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience is how long anything on the page may take on a busy machine.
-const patience = 60 * time.Second
+// timeout is how long anything on the page may take on a busy machine.
+const timeout = 60 * time.Second
 
 // screenshots names a folder to keep the screenshots in. Empty: the test's own.
 var screenshots = os.Getenv("LODESTONE_SCREENSHOTS")
@@ -143,7 +143,7 @@ func (w *window) hear(event any) {
 
 func (w *window) do(actions ...chromedp.Action[chromedp.Void]) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, timeout)
 	defer cancel()
 	require.NoError(w, chromedp.Do(ctx, actions...))
 }
@@ -151,7 +151,7 @@ func (w *window) do(actions ...chromedp.Action[chromedp.Void]) {
 // becomes waits until an expression of the page is true.
 func (w *window) becomes(what, expression string) {
 	w.Helper()
-	for deadline := time.Now().Add(patience); !is[bool](w, "!!("+expression+")"); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); !is[bool](w, "!!("+expression+")"); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.picture("failed-" + strings.ReplaceAll(w.Name(), "/", "-"))
 			require.FailNow(w, "it never happened that "+what, is[string](w, text))
@@ -162,7 +162,7 @@ func (w *window) becomes(what, expression string) {
 // is returns the value of an expression of the page.
 func is[T any](w *window, expression string) T {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, timeout)
 	defer cancel()
 	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression))
 	require.NoError(w, err)
@@ -182,7 +182,7 @@ func prefer(scheme string) chromedp.Action[chromedp.Void] {
 // picture keeps a picture of the whole page.
 func (w *window) picture(name string) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, timeout)
 	defer cancel()
 	image, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
 	require.NoError(w, err)

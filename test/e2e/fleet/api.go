@@ -165,11 +165,11 @@ func (a *API) snapshot(resource string) (items []runtime.Object, version int, ch
 
 // after returns the events after a version, the version now, and what is closed
 // by the next event.
-func (a *API) after(version int, resource string) (news []event, now int, changed <-chan struct{}) {
+func (a *API) after(version int, resource string) (later []event, now int, changed <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	news = slices.Clone(a.events[min(version, len(a.events)):])
-	return slices.DeleteFunc(news, func(e event) bool { return e.resource != resource }), len(a.events), a.changed
+	later = slices.Clone(a.events[min(version, len(a.events)):])
+	return slices.DeleteFunc(later, func(e event) bool { return e.resource != resource }), len(a.events), a.changed
 }
 
 // watch sends what there is, if it is asked to, and what changes.
@@ -192,8 +192,8 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource string) {
 		return
 	}
 	for {
-		news, now, changed := a.after(version, resource)
-		for _, e := range news {
+		later, now, changed := a.after(version, resource)
+		for _, e := range later {
 			if send(e.kind, e.object) != nil {
 				return
 			}

@@ -110,9 +110,9 @@ func (i *Installation) Configure(ctx context.Context, document string) error {
 	})
 }
 
-// Wait polls until check finds nothing wrong, and gives up after Patience.
+// Wait polls until check finds nothing wrong, and gives up after Timeout.
 func Wait(ctx context.Context, what string, check func() error) error {
-	deadline := time.Now().Add(Patience)
+	deadline := time.Now().Add(Timeout)
 	for {
 		err := check()
 		if err == nil {
@@ -125,9 +125,9 @@ func Wait(ctx context.Context, what string, check func() error) error {
 	}
 }
 
-// Patience is how long anything that should happen at once may take on a busy
+// Timeout is how long anything that should happen at once may take on a busy
 // machine. It is a limit for giving up, not a promise about speed.
-const Patience = 60 * time.Second
+const Timeout = 60 * time.Second
 
 // RunController starts a controller of ours beside the cluster, with no flag
 // but the kubeconfig and those given. The function returned ends it, by SIGTERM as an
@@ -182,9 +182,9 @@ func terminate(name string, cmd *exec.Cmd, by unix.Signal, log string) error {
 	select {
 	case <-ended:
 		return nil
-	case <-time.After(Patience):
+	case <-time.After(Timeout):
 		raw, _ := os.ReadFile(log)
-		return fmt.Errorf("%s did not end within %s of its signal; its log: %s", name, Patience, raw)
+		return fmt.Errorf("%s did not end within %s of its signal; its log: %s", name, Timeout, raw)
 	}
 }
 

@@ -35,7 +35,7 @@ func (i *Installation) LoseOwner(ctx context.Context, target netip.AddrPort) (lo
 
 // CutOwner is LoseOwner without the wait at the end.
 func (i *Installation) CutOwner(ctx context.Context, target netip.AddrPort) (loss Loss, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*Patience)
+	ctx, cancel := context.WithTimeout(ctx, 2*Timeout)
 	defer cancel()
 	vip := target.Addr().String()
 	if err := Wait(ctx, "one node answers for "+vip, func() (err error) { loss.Old, err = i.Owner(ctx, vip); return err }); err != nil {

@@ -268,7 +268,7 @@ func TestControllerKilledWhileAssigning(t *testing.T) {
 		select {
 		case <-api.Held():
 			held = true
-		case <-time.After(lodestone.Patience):
+		case <-time.After(lodestone.Timeout):
 		}
 		require.NoError(t, errors.Join(end(unix.SIGKILL), api.Close(), s.ForgetLeader(s.ctx)))
 		require.True(t, held, "it was killed between an allocation and its write")

@@ -227,7 +227,7 @@ func (c *clients) ask(ctx context.Context, s *soak) (map[string]*probe.Probe, er
 
 // again waits until some more probes are answered: an outage has to end to have a length.
 func again(ctx context.Context, p *probe.Probe) error {
-	ctx, cancel := context.WithTimeout(ctx, lodestone.Patience)
+	ctx, cancel := context.WithTimeout(ctx, lodestone.Timeout)
 	defer cancel()
 	return p.WaitAnswers(ctx, 10)
 }

@@ -222,7 +222,7 @@ func routerHears(ctx context.Context, installation *lodestone.Installation) erro
 				if slices.Equal(got, want) {
 					took[router][ready] = append(took[router][ready], time.Since(began))
 					waiting = slices.DeleteFunc(waiting, func(r string) bool { return r == router })
-				} else if time.Since(began) > lodestone.Patience {
+				} else if time.Since(began) > lodestone.Timeout {
 					return fmt.Errorf("%s sends traffic for %s to %q, want %q", router, vip, got, want)
 				}
 			}

@@ -65,7 +65,7 @@ func withFleetOf(ctx context.Context, o fleet.Options, vips int, f func(ctx cont
 var firstVIP = netip.MustParseAddr("198.18.1.0")
 
 func steady(ctx context.Context, all *fleet.Fleet) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return all.Steady(ctx)
 }
@@ -105,7 +105,7 @@ func loseFleetOwner(ctx context.Context, all *fleet.Fleet, vip netip.Addr) (time
 // a while, and waits for as many after it.
 func whileAnswered(ctx context.Context, asking *probe.Probe, do func() error) error {
 	const answers = 100 // half a second's
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := asking.WaitAnswers(ctx, answers); err != nil {
 		return err

@@ -22,9 +22,9 @@ const (
 	namespace = "bench"
 	// parallel is how many requests the benchmark itself keeps in flight.
 	parallel = 16
-	// patience is how long Services may take to get their addresses, and
-	// patienceEach how much longer for each of them: a limit for giving up.
-	patience, patienceEach = 2 * time.Minute, 180 * time.Millisecond
+	// timeout is how long Services may take to get their addresses, and
+	// timeoutEach how much longer for each of them: a limit for giving up.
+	timeout, timeoutEach = 2 * time.Minute, 180 * time.Millisecond
 	// widePool has room for every Service of any benchmark. Nothing in the
 	// lab has these addresses.
 	widePool = `
@@ -174,7 +174,7 @@ func statusPatch(name string) []byte {
 // assignments watches until every Service has an address, and returns when
 // each was first seen with one. started is called once the watch stands.
 func (l load) assignments(ctx context.Context, started func() error) (map[string]time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience+time.Duration(l.services)*patienceEach)
+	ctx, cancel := context.WithTimeout(ctx, timeout+time.Duration(l.services)*timeoutEach)
 	defer cancel()
 	seen := newSightings(l.services)
 	informer := coreinformers.NewServiceInformer(l.Kube, namespace, 0, cache.Indexers{})
