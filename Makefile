@@ -103,7 +103,8 @@ bench: root deps build ## benchmarks, a line for each; BENCH=name runs one (root
 fuzz: ## every fuzz target for FUZZTIME=10s, a line for each; FUZZ=pkg/config runs some; inputs that reach more are kept
 	@go run ./hack/fuzz -time $(FUZZTIME) -run '$(FUZZ)' -args '$(ARGS)'
 
-demo: root deps ## a cluster with Lodestone on this machine, and a tour of it (root)
+demo: root ## a cluster with Lodestone on this machine, and a tour of it (root)
+	hack/deps.sh demo
 	cd $(E2E) && go run ./cmd/lab demo
 
 lab-up: root deps ## bring the lab cluster up (root)

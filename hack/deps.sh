@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # deps.sh installs what `make check` and the lab (test/e2e) need from the
-# distribution. It asks apt only for what is missing, starts no service of the
-# machine, and prints nothing when there is nothing to do.
+# distribution; `deps.sh demo` only what `make demo` needs. It asks apt only for what is missing, starts no
+# service of the machine, and prints nothing when there is nothing to do.
 set -euo pipefail
 
 packages=(
+  containerd containernetworking-plugins iproute2 ipset iptables nftables procps runc util-linux # the lab
+)
+[[ ${1:-} == demo ]] || packages+=(
   gcc libc6-dev                      # the race detector
-  containerd containernetworking-plugins ipset iptables iproute2 nftables runc
   dnsmasq-base kea-dhcp4-server # DHCP servers to lease from
   bird2 frr python3-exabgp # routers to speak BGP and BFD with
   buildah # a test builds the Dockerfile with it
   chromium-headless-shell fonts-dejavu-core # tests look at the dashboard with it
-  arping curl iputils-ping ndisc6 procps tcpdump # tests look at the wire with them
-  shellcheck util-linux
+  arping curl iputils-ping ndisc6 tcpdump # tests look at the wire with them
+  shellcheck
 )
 
 missing=()

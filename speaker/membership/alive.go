@@ -182,7 +182,8 @@ func (t *table) arrive(n *memberlist.Node) {
 	defer t.mu.Unlock()
 	p := t.peers.at(n.Name)
 	switch {
-	case p.trust():
+	case p.trust(), p.questioned():
+		p.held = nil
 		t.meet(p, n)
 		t.log.Debug("speaker was slow to answer", "node", n.Name)
 	case p.lost:
@@ -223,19 +224,27 @@ func (t *table) update(n *memberlist.Node) {
 
 // suspect removes the speaker unless memberlist meets it again within the grace period. If this process
 // did not run for a while, memberlist's timers fire before it reads the answers that wait in the socket.
+//
+// A speaker that takes part in the failure detection, and is ready, goes on counting as long as it answers packets. If it
+// were lost, it would send no heartbeats; but whoever has the key can have memberlist take it for dead.
 func (t *table) suspect(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
-	if p.held == nil || !p.held.silent { // else it has been counted
-		t.metrics.changes.WithLabelValues("leave").Inc()
-	}
-	if p.held != nil {
+	switch {
+	case p.held != nil:
+		if !p.held.silent { // else it has been counted
+			t.metrics.changes.WithLabelValues("leave").Inc()
+		}
 		p.held = nil
 		t.peers.tidy(node)
-		return
+	case p.ready && p.session != 0 && p.met != nil:
+		p.held = &held{node: *p.met, since: time.Now()}
+		notify.Wake(t.verify)
+	default:
+		t.metrics.changes.WithLabelValues("leave").Inc()
+		p.doubt = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(node) })
 	}
-	p.doubt = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(node) })
 }
 
 // remove records that the speaker is lost, if it is still in doubt.
@@ -257,6 +266,9 @@ func (t *table) declare(v watch.Verdict) {
 	case !known || !p.alive || p.session != v.Session:
 		return
 	case p.trust(): // memberlist takes it for dead, too
+	case p.questioned(): // the same
+		p.held = nil
+		t.metrics.changes.WithLabelValues("leave").Inc()
 	default:
 		t.metrics.changes.WithLabelValues("leave").Inc()
 		p.held = &held{node: *p.met, since: time.Now(), silent: true}
@@ -286,7 +298,7 @@ func (t *table) lose(node string, p *peer) {
 	notify.Wake(t.rejoin)
 }
 
-// held returns the speakers that do not count as alive before they answer a packet.
+// held returns the speakers that are asked for an answer.
 func (t *table) held() map[string]held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -299,19 +311,28 @@ func (t *table) held() map[string]held {
 	return all
 }
 
-// admit records that the speaker is alive, if it is still held.
+// admit records that the speaker has answered: it is alive, if it is still held.
 func (t *table) admit(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p, known := t.peers[node]; known && p.held != nil {
-		n := p.held.node
-		if p.held.silent {
-			t.metrics.changes.WithLabelValues("join").Inc()
-		}
-		p.held = nil
-		p.found()
-		t.join(&n)
+	switch p, known := t.peers[node]; {
+	case !known || p.held == nil:
+	case p.alive:
+		p.unanswered, p.held.next = 0, time.Now().Add(lastVerify)
+	default:
+		t.readmit(p)
 	}
+}
+
+// readmit records that a held speaker is alive. The caller holds mu.
+func (t *table) readmit(p *peer) {
+	n := p.held.node
+	if p.held.silent {
+		t.metrics.changes.WithLabelValues("join").Inc()
+	}
+	p.held = nil
+	p.found()
+	t.join(&n)
 }
 
 // unanswered records that the speaker has not answered a packet, and logs it once.
@@ -319,6 +340,18 @@ func (t *table) unanswered(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
+	if p.questioned() {
+		if p.unanswered++; p.unanswered == questions {
+			p.held = nil
+			t.metrics.changes.WithLabelValues("leave").Inc()
+			t.lose(node, p)
+		}
+		return
+	}
+	if p.held != nil && time.Since(p.held.since) > heldTime+heldProbes*t.settings.ProbeInterval {
+		t.readmit(p)
+		return
+	}
 	p.lost = true
 	if p.held != nil && p.held.silent {
 		t.askLater(p.held, lastVerify)

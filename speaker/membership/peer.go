@@ -19,7 +19,8 @@ type peer struct {
 	// doubt runs while memberlist takes the speaker for dead, but it still counts. When the timer
 	// fires, the speaker is removed.
 	doubt *time.Timer
-	// held is set while memberlist takes the speaker for alive, but it does not count yet.
+	// held is set while memberlist takes the speaker for alive, but it does not count yet, and while memberlist takes it
+	// for dead, but it counts and answers. In both cases it is asked.
 	held *held
 	// lost is set from the loss of the speaker until it answers a packet. unanswered is how many
 	// packets it has not answered in that time.
@@ -32,7 +33,7 @@ type peer struct {
 	network *report.Network
 }
 
-// held is a speaker that was lost and that memberlist has met again.
+// held is a speaker that is asked because memberlist has met it again, or lost it, and it is not known whether that is right.
 type held struct {
 	node  memberlist.Node // with its last metadata
 	since time.Time
@@ -48,6 +49,9 @@ func (p *peer) trust() bool {
 	p.doubt = nil
 	return timer != nil && timer.Stop()
 }
+
+// questioned reports whether memberlist takes the speaker for dead, but it counts and is asked.
+func (p *peer) questioned() bool { return p.alive && p.held != nil }
 
 // found records that the speaker is not lost any more.
 func (p *peer) found() { p.lost, p.unanswered = false, 0 }

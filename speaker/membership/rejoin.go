@@ -25,6 +25,8 @@ const (
 	firstVerify, lastVerify = 50 * time.Millisecond, 500 * time.Millisecond
 	// unansweredMost is how many packets may be unanswered, in some two seconds, before that is logged.
 	unansweredMost = 8
+	// questions is how many packets in a row a speaker may leave unanswered that memberlist takes for dead.
+	questions = 3
 	// A speaker that does not answer us, although others take it for alive, is held for heldTime plus
 	// heldProbes probe intervals.
 	heldTime, heldProbes = 15 * time.Second, 20
@@ -90,7 +92,8 @@ func (r *rejoiner) contact(addresses []string) {
 	group.Wait()
 }
 
-// verifyLost has lost speakers that memberlist has met again count when they answer a packet.
+// verifyLost has lost speakers that memberlist has met again count when they answer a packet, and those that it has lost
+// not count any more when they do not.
 func (r *rejoiner) verifyLost(ctx context.Context) {
 	delay := firstVerify
 	for {
@@ -120,7 +123,7 @@ func (r *rejoiner) askHeld() int {
 		}
 		group.Go(func() error {
 			_, err := r.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
-			if err == nil || time.Since(h.since) > heldTime+heldProbes*r.settings.ProbeInterval {
+			if err == nil {
 				r.table.admit(name)
 			} else {
 				r.table.unanswered(name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/hashicorp/memberlist"
 )
@@ -41,7 +42,8 @@ const (
 type kind int
 
 const (
-	number kind = iota
+	number      kind = iota
+	incarnation      // how often a speaker has published or contradicted something
 	boolean
 	name     // a Node's
 	address  // an IP address
@@ -63,7 +65,7 @@ type field struct {
 var (
 	source = []field{{"SourceAddr", address, true}, {"SourcePort", number, true}, {"SourceNode", name, true}}
 	state  = []field{{"Name", name, false}, {"Addr", address, false}, {"Port", number, false}, {"Meta", metadata, false},
-		{"Incarnation", number, false}, {"State", number, false}, {"Vsn", versions, false}}
+		{"Incarnation", incarnation, false}, {"State", number, false}, {"Vsn", versions, false}}
 
 	packets = map[byte][]field{
 		ping: append([]field{{"SeqNo", number, false}, {"Node", name, false}}, source...),
@@ -71,9 +73,9 @@ var (
 			{"Node", name, false}, {"Nack", boolean, false}}, source...),
 		ack:     {{"SeqNo", number, false}, {"Payload", payload, false}},
 		nack:    {{"SeqNo", number, false}},
-		suspect: {{"Incarnation", number, false}, {"Node", name, false}, {"From", name, false}},
-		dead:    {{"Incarnation", number, false}, {"Node", name, false}, {"From", name, false}},
-		alive: {{"Incarnation", number, false}, {"Node", name, false}, {"Addr", address, false}, {"Port", number, false},
+		suspect: {{"Incarnation", incarnation, false}, {"Node", name, false}, {"From", name, false}},
+		dead:    {{"Incarnation", incarnation, false}, {"Node", name, false}, {"From", name, false}},
+		alive: {{"Incarnation", incarnation, false}, {"Node", name, false}, {"Addr", address, false}, {"Port", number, false},
 			{"Meta", metadata, false}, {"Vsn", versions, false}},
 	}
 	pushPullHeader = []field{{"Nodes", number, false}, {"UserStateLen", number, false}, {"Join", boolean, false}}
@@ -225,6 +227,11 @@ func readValue(b []byte, k kind) (n uint64, rest []byte, err error) {
 	switch k {
 	case number:
 		return readNumber(b)
+	case incarnation:
+		if n, rest, err = readNumber(b); err == nil && n > MaxIncarnation(time.Now()) {
+			err = fmt.Errorf("incarnation %d", n)
+		}
+		return n, rest, err
 	case boolean:
 		if len(b) == 0 || b[0] != no && b[0] != yes {
 			return 0, nil, errors.New("no boolean")
@@ -255,9 +262,18 @@ func fits(value []byte, k kind) bool {
 		return len(value) == 0
 	case text:
 		return len(value) <= maxError
-	case number, boolean:
+	case number, incarnation, boolean:
 	}
 	return false
+}
+
+// MaxIncarnation returns the highest incarnation that passes at a time. A speaker contradicts what others say about it by a higher
+// one, and after the highest of all comes 0. So an attacker with the key could end all that is heard of a speaker by one
+// packet. This bound rises by 4 each second, and so lets each contradiction pass a moment later. A clock that is wrong by
+// years lets pass what honest speakers reach, which count from 1 at each start.
+func MaxIncarnation(now time.Time) uint64 {
+	const honest, year2026, year2060 = 1 << 20, 1767225600, 2840140800
+	return honest + uint64(4*(min(max(now.Unix(), year2026), year2060)-year2026))
 }
 
 // inName reports whether a Node's name may have the character.

@@ -268,7 +268,7 @@ func TestLongestMessage(t *testing.T) {
 	t.Parallel()
 	size := func(n int, nodeName string, meta int) int {
 		o := with(with(with(stateObject, "Name", nodeName), "Meta", make([]byte, meta)), "Addr", make([]byte, 16))
-		o = with(with(o, "Incarnation", uint32(1<<31)), "Port", 65535)
+		o = with(with(o, "Incarnation", uint32(1<<20)), "Port", 65535)
 		all := []any{header(n, 0)}
 		for range n {
 			all = append(all, o)

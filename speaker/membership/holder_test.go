@@ -1,0 +1,131 @@
+package membership
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-msgpack/v2/codec"
+	"github.com/hashicorp/memberlist"
+	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
+	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
+	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
+)
+
+// The types of memberlist's messages.
+const (
+	suspectType = 3
+	aliveType   = 4
+	deadType    = 5
+)
+
+// holder returns a function that sends a message of memberlist to a speaker, as somebody does who has the key.
+func (c *cluster) holder() (send func(to *speaker, kind byte, message map[string]any)) {
+	c.t.Helper()
+	sockets, err := guard.Listen(ownAddress(), func(netip.Addr) bool { return true }, func() {})
+	require.NoError(c.t, err)
+	key, err := c.secret.Of(ourCluster)
+	require.NoError(c.t, err)
+	transport := guard.New(sockets, keys.Ring{key}.Gossip, func() {})
+	c.t.Cleanup(func() { transport.Shutdown() }) //nolint:errcheck // it is nil
+	return func(to *speaker, kind byte, message map[string]any) {
+		b := bytes.NewBuffer([]byte{kind})
+		require.NoError(c.t, codec.NewEncoder(b, &codec.MsgpackHandle{}).Encode(message))
+		_, err := transport.WriteTo(b.Bytes(), to.address())
+		require.NoError(c.t, err)
+	}
+}
+
+// Whoever has the key says again and again that a speaker is lost, or has left, or is about to be. It is not, and what it
+// publishes afterwards arrives. So does what it publishes after somebody else has published in its name.
+func TestHolderOfTheKeyEndsNobody(t *testing.T) {
+	for name, incarnation := range map[string]func() uint32{
+		"the highest":          func() uint32 { return math.MaxUint32 },
+		"the highest that may": func() uint32 { return uint32(guard.MaxIncarnation(time.Now())) },
+		"a usual one":          func() uint32 { return 10 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, "n1", "n2", "n3")
+			all := []*speaker{c.start("n1", beating), c.start("n2", beating), c.start("n3", beating)}
+			takePart(t, all...)
+			others, victim := all[:2], all[2]
+			ready := func(is bool) {
+				victim.SetReady(is)
+				for _, s := range others {
+					s.wait("n3 publishes", func() bool { r, alive := s.Speakers()["n3"]; return alive && r == is })
+				}
+			}
+			ready(true)
+			send := c.holder()
+			for range 20 {
+				for _, to := range all {
+					send(to, suspectType, map[string]any{"Incarnation": incarnation(), "Node": "n3", "From": "n1"})
+					send(to, deadType, map[string]any{"Incarnation": incarnation(), "Node": "n3", "From": "n1"})
+					send(to, deadType, map[string]any{"Incarnation": incarnation(), "Node": "n3", "From": "n3"})
+				}
+				for range 20 {
+					time.Sleep(5 * time.Millisecond)
+					for _, s := range others {
+						require.True(t, s.Speakers()["n3"])
+					}
+				}
+			}
+			ready(false)
+			ready(true)
+
+			address := victim.options.Address
+			for _, to := range others {
+				send(to, aliveType, map[string]any{"Incarnation": incarnation(), "Node": "n3", "Addr": address.Addr().AsSlice(),
+					"Port": address.Port(), "Meta": binary.AppendUvarint(nil, 1), "Vsn": []byte{1, 5, 2, 0, 0, 0}})
+			}
+			time.Sleep(100 * time.Millisecond)
+			ready(false)
+			ready(true)
+		})
+	}
+}
+
+// A speaker that memberlist takes for dead counts as long as it answers, and not longer, whether memberlist is right or not.
+func TestSpeakerThatMemberlistHasLostIsAsked(t *testing.T) {
+	c := newCluster(t)
+	table := c.mute("n1", ownAddress()).table
+	n2 := &memberlist.Node{Name: "n2", Meta: metadata{ready: true, session: 7}.encode(memberlist.MetaMaxSize)}
+	table.arrive(n2)
+	counts := func(want bool) {
+		t.Helper()
+		_, alive := table.Speakers()["n2"]
+		require.Equal(t, want, alive)
+	}
+	for _, met := range []bool{true, false} {
+		table.suspect("n2")
+		for range 2 * questions {
+			table.unanswered("n2")
+			table.admit("n2")
+			counts(true)
+		}
+		if met {
+			table.arrive(n2) // memberlist was wrong, and nobody is asked any more
+			require.Empty(t, table.held())
+		}
+	}
+	for range questions {
+		counts(true)
+		table.unanswered("n2")
+	}
+	counts(false)
+	require.Empty(t, table.held())
+
+	table.arrive(n2) // it has been lost, and has to answer first
+	counts(false)
+	table.admit("n2")
+	counts(true)
+	table.suspect("n2")
+	table.declare(watch.Verdict{Member: watch.Member{Name: "n2", Session: 7}}) // memberlist was right
+	counts(false)
+	require.Empty(t, table.held())
+}
