@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -110,9 +111,19 @@ func (s *story) end() {
 // dump prints what a person would look at first.
 func (s *story) dump(ctx context.Context) {
 	for _, component := range []string{"controller", "speaker"} {
-		lines := strings.Split(s.logs(ctx, component), "\n")
-		s.Logf("last lines of the %s:\n%s", component, strings.Join(lines[max(0, len(lines)-80):], "\n"))
+		s.Logf("last lines of the %s:\n%s", component, last(s.logs(ctx, component), 80))
 	}
+	for _, daemon := range []string{"bgpd-router", "bfdd-router", "bird-router2"} {
+		if p, err := s.Lab.Process(daemon); err == nil {
+			raw, err := os.ReadFile(p.LogFile())
+			s.Logf("last lines of %s (%v):\n%s", daemon, err, last(string(raw), 40))
+		}
+	}
+}
+
+func last(text string, lines int) string {
+	all := strings.Split(text, "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
 // eventually waits until check finds nothing wrong.
