@@ -85,8 +85,7 @@ func BenchmarkChange(b *testing.B) {
 func writeRules(conn *nftables.Conn, want limits) error {
 	conn.AddTable(table)
 	conn.AddChain(base)
-	look := families[0].lookUp()
-	match := look[:len(look)-4] // up to the key of the map
+	match := families[0].first()
 	for _, key := range keys(want) {
 		port := &expr.Payload{DestRegister: unix.NFT_REG_2, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 		exprs := append(match[:len(match):len(match)],

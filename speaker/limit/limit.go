@@ -39,6 +39,8 @@ const (
 	// After a failure there is a new attempt after firstRetry. The delay doubles up to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
+	// guardTime is how long limits work without a Limiter that refreshes them, as it does with each look.
+	guardTime = 10 * time.Minute
 )
 
 // Options are what a Limiter needs.
@@ -119,7 +121,7 @@ func (l *Limiter) Run(ctx context.Context) error {
 
 // remove removes the table. A process that may not change the kernel's tables has none.
 func (l *Limiter) remove() error {
-	if _, err := apply(&l.line, nil); err != nil && (len(l.inForce) > 0 || !unavailable(err)) {
+	if _, err := apply(&l.line, nil, guardTime); err != nil && (len(l.inForce) > 0 || !unavailable(err)) {
 		return fmt.Errorf("remove connection rate limits: %w", err)
 	}
 	l.published.Store(&state{})
@@ -128,7 +130,7 @@ func (l *Limiter) remove() error {
 
 // reconcile brings want into force.
 func (l *Limiter) reconcile() {
-	changed, err := apply(&l.line, l.want)
+	changed, err := apply(&l.line, l.want, guardTime)
 	if len(l.want) == 0 && len(l.inForce) == 0 && unavailable(err) {
 		err = nil // the node has no limits and needs none
 	}
@@ -185,7 +187,8 @@ func keys(of map[plan.LimitKey]plan.Limit) []plan.LimitKey {
 	})
 }
 
-// unavailable reports whether this process cannot use nftables. Then the kernel has no table of ours either.
+// unavailable reports whether this process cannot use nftables. Then the kernel has no table of ours either, or one of an
+// earlier speaker, whose guard ends.
 func unavailable(err error) bool {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES): // the process lacks NET_ADMIN

@@ -137,10 +137,30 @@ func (w *world) apply(want limits) (changed bool) {
 	require.NoError(w.t, w.node.Do(func() (err error) {
 		var l nft.Line
 		defer l.End()
-		changed, err = apply(&l, want)
+		changed, err = apply(&l, want, guardTime)
 		return err
 	}))
 	return changed
+}
+
+// What a speaker leaves that was killed, and that the next one may not remove, limits nothing when nobody has refreshed
+// it for a while.
+func TestLimitsEndWithoutASpeaker(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serve(80)
+	key := at(vip4, "web")
+	want := limits{key: {PerSecond: 1, Ports: web}}
+	w.apply(want)
+	w.capped(key, 80, 50, 1, 1)
+	w.onNode(func(conn nft.Conn) error { // as when the guard's time is nearly over
+		return errors.Join(refresh(conn.Conn, time.Millisecond), conn.Flush())
+	})
+	guard := func() string { return w.node.Run("nft", "list", "set", "inet", tableName, "guard") }
+	w.until(func() bool { return !strings.Contains(guard(), "expires") }, func() any { return guard() })
+	w.all(vip4, 80, 50)
+	require.False(t, w.apply(want))
+	w.capped(key, 80, 50, 1, 0)
 }
 
 // line returns the line of the text that has all the parts.
@@ -319,6 +339,9 @@ var mended = regexp.MustCompile("rate limits (restored|up to date again)")
 // handle is what differs between two tables that do the same.
 var handle = regexp.MustCompile(`# handle \d+|packets \d+ bytes \d+`)
 
+// expiry is what differs from one moment to the next.
+var expiry = regexp.MustCompile(`( timeout \S+)? expires [^ ,]+`)
+
 // Others' tables are none of our business, and ours survives being saved and
 // loaded with them.
 func TestTheRulesetCanBeSavedAndLoaded(t *testing.T) {
@@ -329,10 +352,11 @@ func TestTheRulesetCanBeSavedAndLoaded(t *testing.T) {
 	long := plan.LimitKey{VIP: vip6, Service: "1-" + strings.Repeat("n", 61) + "/" + strings.Repeat("s", 63)}
 	w.set(limits{at(vip4, "web"): {PerSecond: 1, Ports: web}, long: {PerSecond: annotation.MaxConnectionRateLimit, Ports: dns}})
 	saved := filepath.Join(t.TempDir(), "nftables.conf")
-	sound := w.node.Run("nft", "list", "ruleset")
+	ruleset := func() string { return expiry.ReplaceAllString(w.node.Run("nft", "list", "ruleset"), "") }
+	sound := ruleset()
 	require.NoError(t, os.WriteFile(saved, []byte("flush ruleset\n"+sound), 0o600))
 	w.node.Run("nft", "-f", saved)
-	require.Equal(t, sound, w.node.Run("nft", "list", "ruleset"))
+	require.Equal(t, sound, ruleset())
 
 	w.stop()
 	require.Equal(t, handle.ReplaceAllString(others, ""),

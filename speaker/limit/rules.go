@@ -1,9 +1,11 @@
 package limit
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -72,6 +74,35 @@ func setOf(key string) *nftables.Set {
 	return nil
 }
 
+// guard has its elements for as long as a Limiter refreshes them. Without them nothing is limited: a speaker that was
+// killed may be followed by one that may not change rules any more.
+var guard = &nftables.Set{Table: table, Name: "guard", ID: 3, KeyType: nftables.TypeNFProto, HasTimeout: true}
+
+// refresh adds to the transaction that the limits work for that long from now on.
+func refresh(conn *nftables.Conn, long time.Duration) error {
+	elements := func(timeout time.Duration) (all []nftables.SetElement) {
+		for _, f := range families {
+			all = append(all, nftables.SetElement{Key: []byte{f.protocol}, Timeout: timeout})
+		}
+		return all
+	}
+	// What is there keeps its time, and what is not there cannot be deleted.
+	err := errors.Join(conn.SetAddElements(guard, elements(long)), conn.SetDeleteElements(guard, elements(0)),
+		conn.SetAddElements(guard, elements(long)))
+	if err != nil {
+		return fmt.Errorf("encode elements of nftables set %s: %w", guard.Name, err)
+	}
+	return nil
+}
+
+// guarded is meta nfproto @guard.
+func guarded() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: unix.NFT_REG_1},
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: guard.Name, SetID: guard.ID},
+	}
+}
+
 func comment(text string) []byte { return userdata.AppendString(nil, userdata.TypeComment, text) }
 
 // writeBase makes the table anew: maps, hook and the rules that look VIPs up.
@@ -80,24 +111,26 @@ func writeBase(conn *nftables.Conn) error {
 	conn.DelTable(table)
 	conn.AddTable(table)
 	conn.AddChain(base)
+	if err := conn.AddSet(guard, nil); err != nil {
+		return fmt.Errorf("encode nftables set %s: %w", guard.Name, err)
+	}
 	for _, f := range families {
 		if err := conn.AddSet(f.vips, nil); err != nil {
 			return fmt.Errorf("encode nftables map %s: %w", f.vips.Name, err)
 		}
-		conn.AddRule(&nftables.Rule{Table: table, Chain: base, Exprs: f.lookUp(), UserData: comment(format)})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: base, Exprs: slices.Concat(f.first(), guarded(), f.lookUp()), UserData: comment(format)})
 	}
 	return nil
 }
 
-// lookUp is, for IPv4:
+// first is, for IPv4:
 //
 //	meta nfproto ipv4 ct state new ct status ! confirmed
-//	ip daddr . meta l4proto . th dport vmap @vips4
 //
 // A packet is "new" to conntrack until there was an answer. Only the first packet of a connection is also
 // unconfirmed, so that one-way UDP traffic takes one token per flow and not per packet. A dropped packet
 // leaves no connection behind: its retransmission is a first packet again.
-func (f family) lookUp() []expr.Any {
+func (f family) first() []expr.Any {
 	bits := func(key expr.CtKey, mask uint32, op expr.CmpOp) []expr.Any {
 		return []expr.Any{
 			&expr.Ct{Register: unix.NFT_REG_1, Key: key},
@@ -113,14 +146,20 @@ func (f family) lookUp() []expr.Any {
 		},
 		bits(expr.CtKeySTATE, expr.CtStateBitNEW, expr.CmpOpNeq),
 		bits(expr.CtKeySTATUS, confirmed, expr.CmpOpEq),
-		[]expr.Any{
-			f.address,
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.next},
-			&expr.Payload{DestRegister: f.next + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-			&expr.Lookup{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: f.vips.Name,
-				SetID: f.vips.ID},
-		},
 	)
+}
+
+// lookUp is, for IPv4:
+//
+//	ip daddr . meta l4proto . th dport vmap @vips4
+func (f family) lookUp() []expr.Any {
+	return []expr.Any{
+		f.address,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.next},
+		&expr.Payload{DestRegister: f.next + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: f.vips.Name,
+			SetID: f.vips.ID},
+	}
 }
 
 // limitTo is:

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -25,7 +26,7 @@ const (
 	baseName  = "prerouting"
 	// format is in the comment of the base rules. A table of another format, from another version of
 	// Lodestone, is replaced as a whole.
-	format = "lodestone connection rate limits, format 1"
+	format = "lodestone connection rate limits, format 2"
 	// perMessage elements of a map fit into a netlink attribute, which holds 64 KiB.
 	perMessage = 100
 )
@@ -79,12 +80,12 @@ func (r ruleset) equal(other ruleset) bool {
 	return maps.Equal(r.chains, other.chains) && maps.Equal(r.counters, other.counters) && maps.Equal(r.elements, other.elements)
 }
 
-// apply changes the kernel's table to the wanted limits by one transaction, and reports whether anything had
-// to be changed.
-func apply(l *nft.Line, want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
+// apply changes the kernel's table to the wanted limits by one transaction, which is good for the time of the guard, and
+// reports whether anything else had to be changed.
+func apply(l *nft.Line, want map[plan.LimitKey]plan.Limit, guard time.Duration) (changed bool, err error) {
 	conn, err := l.Open()
 	if err == nil {
-		changed, err = change(conn, want)
+		changed, err = change(conn, want, guard)
 	}
 	if err != nil {
 		l.End()
@@ -92,7 +93,7 @@ func apply(l *nft.Line, want map[plan.LimitKey]plan.Limit) (changed bool, err er
 	return changed, err
 }
 
-func change(conn nft.Conn, want map[plan.LimitKey]plan.Limit) (changed bool, err error) {
+func change(conn nft.Conn, want map[plan.LimitKey]plan.Limit, guard time.Duration) (changed bool, err error) {
 	there, err := exists(conn)
 	if err != nil {
 		return false, err
@@ -108,19 +109,16 @@ func change(conn nft.Conn, want map[plan.LimitKey]plan.Limit) (changed bool, err
 		return false, err
 	}
 	wanted := desired(want)
-	if sound && have.equal(wanted) {
-		return false, nil
-	}
 	if !sound {
 		if err := writeBase(conn.Conn); err != nil {
 			return false, err
 		}
 		have = newRuleset()
 	}
-	if err := write(conn.Conn, have, wanted); err != nil {
+	if err := errors.Join(write(conn.Conn, have, wanted), refresh(conn.Conn, guard)); err != nil {
 		return false, err
 	}
-	return true, flush(conn)
+	return !sound || !have.equal(wanted), flush(conn)
 }
 
 func flush(conn nft.Conn) error {

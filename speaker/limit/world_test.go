@@ -191,10 +191,10 @@ func (w *world) until(so func() bool, instead func() any) {
 	}
 }
 
-// table is our table as nft(8) shows it, with handles. Empty: there is none.
+// table is our table as nft(8) shows it, with handles and without the time that the guard has left. Empty: there is none.
 func (w *world) table() string {
 	out, _ := w.node.Command(w.t.Context(), "nft", "-a", "list", "table", "inet", tableName).Output()
-	return string(out)
+	return expiry.ReplaceAllString(string(out), "")
 }
 
 // dropped is what the kernel counted.
