@@ -82,7 +82,7 @@ var mayImport = []struct {
 	{"speaker/layer2/seal", nil, "who may claim a VIP is arithmetic"},
 	{"speaker/detector", []string{"speaker/detector/watch", "speaker/realtime"}, "it has a thread and sockets, and decides nothing"},
 	{"speaker/detector/watch", nil, "who is alive follows from packets, members and the time"},
-	{"speaker/direct", []string{"pkg/notify", "pkg/reason", "pkg/report", "speaker/nft", "speaker/plan"},
+	{"speaker/direct", []string{"pkg/notify", "pkg/reason", "pkg/report", "speaker/netstate", "speaker/nft", "speaker/plan"},
 		"it knows the plan's types and no announcer"},
 	{"speaker/limit", []string{"pkg/notify", "speaker/nft", "speaker/plan"}, "it knows the plan's types and no announcer"},
 	{"speaker/nft", nil, "it carries what others decide"},

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
 // host is another node.
@@ -163,7 +165,7 @@ func newLinks() *links {
 // readLinks asks the kernel.
 func readLinks(gateways []netip.Addr) (*links, error) {
 	l := newLinks()
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	addrs, err := netstate.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)
 	}
@@ -175,7 +177,7 @@ func readLinks(gateways []netip.Addr) (*links, error) {
 			}
 		}
 	}
-	known, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	known, err := netstate.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list the node's neighbours: %w", err)
 	}

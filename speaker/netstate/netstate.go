@@ -18,6 +18,7 @@ import (
 	"reflect"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -62,6 +63,15 @@ type Interfaces interface {
 // receiveBuffer holds the notifications of a burst (a node that starts a hundred pods) until we read them. An
 // overrun only costs a full resync.
 const receiveBuffer = 1 << 20
+
+const (
+	// dumpAttempts is how often a list that changes meanwhile is asked for. The pauses between begin with twice dumpPause
+	// and double, and are a quarter of a second together.
+	dumpAttempts = 8
+	dumpPause    = time.Millisecond
+	// resyncPause is the wait after that.
+	resyncPause = time.Second
+)
 
 // Options are what a Watcher needs. The zero value works.
 type Options struct {
@@ -116,7 +126,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, netlink.ErrDumpInterrupted): // the view stays as it is meanwhile
+			lost = err
+			select {
+			case <-ctx.Done():
+			case <-time.After(resyncPause):
+			}
+		case err != nil:
 			return err
 		}
 		w.log.Debug("resyncing interfaces", "cause", lost)
@@ -132,7 +149,7 @@ func (w *Watcher) follow(ctx context.Context) (lost, err error) {
 		return nil, err
 	}
 	defer s.close()
-	t, err := list(ctx, w.namespace)
+	t, err := list(w.namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -227,17 +244,17 @@ func drain[T any](c <-chan T) {
 // table is the state by interface index.
 type table map[int]Interface
 
-func list(ctx context.Context, namespace netns.NsHandle) (table, error) {
+func list(namespace netns.NsHandle) (table, error) {
 	h, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	links, err := whole(ctx, h.LinkList)
+	links, err := Whole(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	addrs, err := whole(ctx, func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := Whole(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -251,13 +268,18 @@ func list(ctx context.Context, namespace netns.NsHandle) (table, error) {
 	return t, nil
 }
 
-// whole lists again while the kernel reports that the list changed in the meantime.
-func whole[T any](ctx context.Context, ask func() ([]T, error)) ([]T, error) {
-	for {
+// Whole lists again, up to dumpAttempts times, while the kernel reports that the list changed in the meantime: such a list may lack
+// what has not changed. The last error is netlink.ErrDumpInterrupted then.
+func Whole[T any](ask func() ([]T, error)) ([]T, error) {
+	for attempt := 1; ; attempt++ {
 		got, err := ask()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || ctx.Err() != nil {
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return got, err
 		}
+		if attempt == dumpAttempts {
+			return nil, err
+		}
+		time.Sleep(dumpPause << attempt)
 	}
 }
 

@@ -1,7 +1,6 @@
 package netstate
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,7 +16,7 @@ const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED
 // NextHops returns the usable addresses of the interface in this network namespace that has the given one.
 // Addresses that last come first.
 func NextHops(local netip.Addr) ([]netip.Addr, error) {
-	all, err := whole(context.Background(), func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	all, err := Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -19,8 +20,6 @@ const (
 	// receiveBuffer holds the notifications of a burst until we read them. An overrun only costs one look
 	// at the whole table.
 	receiveBuffer = 1 << 20
-	// listAttempts is how often a table that changed while it was read is listed again.
-	listAttempts = 5
 	// timeout bounds the wait for an answer of the kernel.
 	timeout = 10 * time.Second
 )
@@ -47,27 +46,24 @@ func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
 		return nil, err
 	}
 	defer h.Close()
-	for range listAttempts {
-		var table []entry
-		err = nil
-		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			err = errors.Join(err, h.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE,
-				func(r netlink.Route) bool {
-					e := entryOf(r)
-					if _, wanted := want[e.prefix]; e.ours || wanted {
-						table = append(table, e)
-					}
-					return true
-				}))
+	var table []entry
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netstate.Whole(func() (routes []entry, err error) {
+			err = h.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+				e := entryOf(r)
+				if _, wanted := want[e.prefix]; e.ours || wanted {
+					routes = append(routes, e)
+				}
+				return true
+			})
+			return routes, err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
 		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			if err != nil {
-				err = fmt.Errorf("list routes: %w", err)
-			}
-			return table, err
-		}
+		table = append(table, routes...)
 	}
-	return nil, fmt.Errorf("list routes: %w", err)
+	return table, nil
 }
 
 // apply executes the steps and returns the routes that are in force then. If the kernel refuses a route, the
