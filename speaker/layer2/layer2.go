@@ -360,7 +360,10 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	for _, i := range interfaces {
 		ip := speaks(i, interfaces)
 		for _, g := range a.groups {
-			key := responderKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
+			key := responderKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index, 0}
+			if g.protocol == (wire.NDP{}) {
+				key.shrunk = ip.Shrunk
+			}
 			if !suitable(i, key.enslaved(), g.interfaces) {
 				continue
 			}

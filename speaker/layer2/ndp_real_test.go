@@ -377,6 +377,30 @@ func TestGroupsInTheKernel(t *testing.T) {
 	in("none after", "eth0", nil, nil)
 }
 
+// The kernel takes IPv6 from an interface whose MTU is too small for it, and with it the groups, which it does not join again. It is
+// the same interface before and after, if nobody has looked at it in between.
+func TestGroupsAfterASmallMTU(t *testing.T) {
+	t.Parallel()
+	s := testnet.NewSegment(t, 2)
+	n, client := startNode(t, s.Hosts[0], nil), s.Hosts[1]
+	n.host.Run("sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0", "net.ipv6.conf.default.accept_dad=0")
+	n.announcing(vip6)
+	joined := func() bool {
+		ip, card := kernelGroups(t, n.host, "eth0")
+		return slices.Equal(ip, []string{"ff02::1:ff00:100"}) && slices.Equal(card, []string{"3333ff000100"})
+	}
+	eventually(t, "joined", joined)
+	for range 5 {
+		c := n.host.Command(t.Context(), "ip", "-batch", "-")
+		c.Stdin = strings.NewReader("link set eth0 mtu 1000\nlink set eth0 mtu 1500\n")
+		out, err := c.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		eventually(t, "joined again", joined)
+	}
+	resolve(t, client, vip6)
+	eventually(t, "resolved", func() bool { hw, _ := neighbour(t, client, vip6); return hw == n.mac("eth0").String() })
+}
+
 // A socket holds few groups where the kernel gives it little memory.
 func TestManyGroupsInTheKernel(t *testing.T) {
 	t.Parallel()

@@ -38,6 +38,8 @@ type responderKey struct {
 	// ip is the index of the interface on which the kernel receives the VIPs' packets: for a port of a
 	// bridge or bond, the index of its master.
 	ip int
+	// shrunk is how often the kernel has forgotten the multicast groups. Of ARP it is 0.
+	shrunk int
 }
 
 func (k responderKey) enslaved() bool { return k.ip != k.index }

@@ -66,16 +66,16 @@ func (k kernel) list(want map[netip.Prefix]plan.PodRoute) ([]entry, error) {
 	return table, nil
 }
 
-// apply executes the steps and returns the routes that are in force then. If the kernel refuses a route, the
-// others are still set.
-func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
+// apply executes the steps and returns the routes that are in force then, and those that were removed. If the kernel
+// refuses a route, the others are still set.
+func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, removed []netlink.Route, err error) {
 	inForce = maps.Clone(s.kept)
 	if len(s.puts)+len(s.removes) == 0 {
-		return inForce, nil
+		return inForce, nil, nil
 	}
 	h, err := k.open()
 	if err != nil {
-		return inForce, err
+		return inForce, nil, err
 	}
 	defer h.Close()
 	var refused []error
@@ -96,10 +96,12 @@ func (k kernel) apply(s steps) (inForce map[netip.Prefix]target, err error) {
 	for _, r := range s.removes {
 		if err := h.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) { // somebody was faster
 			refused = append(refused, fmt.Errorf("remove the route to %s: %w", r.Dst, err))
+			continue
 		}
+		removed = append(removed, r)
 	}
 	if len(refused) > 1 {
-		return inForce, fmt.Errorf("%w (and %d more routes)", refused[0], len(refused)-1)
+		return inForce, removed, fmt.Errorf("%w (and %d more routes)", refused[0], len(refused)-1)
 	}
-	return inForce, errors.Join(refused...)
+	return inForce, removed, errors.Join(refused...)
 }

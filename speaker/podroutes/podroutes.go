@@ -123,11 +123,14 @@ func (t *Table) Run(ctx context.Context) error {
 	case <-t.Interfaces.Ready():
 	}
 	t.seen = t.Interfaces.Changed()
-	for ctx.Err() == nil {
+	for before := ""; ctx.Err() == nil; {
 		lost, err := t.follow(ctx)
 		switch {
 		case err != nil:
-			t.Log.Warn("pod routes that somebody deletes are restored late", "err", err, "check", check)
+			if err.Error() != before {
+				t.Log.Warn("pod routes that somebody deletes are restored late", "err", err, "check", check)
+			}
+			before = err.Error()
 			t.wait(ctx, nil)
 		case ctx.Err() == nil:
 			t.Log.Debug("looking at all routes", "cause", lost)
@@ -222,7 +225,7 @@ func (t *Table) reconcile() {
 	if err == nil {
 		s := decide(before.want.Routes, t.Interfaces.Interfaces(), table)
 		t.state.problems = s.problems
-		t.state.inForce, err = t.kernel.apply(s)
+		t.state.inForce, s.removes, err = t.kernel.apply(s)
 		t.logChanges(before, s)
 	}
 	now := time.Now()
@@ -264,7 +267,7 @@ func hint(err error) string {
 	return "it is tried again"
 }
 
-// logChanges logs and counts the changes of routes and problems, in order.
+// logChanges logs and counts the changes of routes and problems, in order. Of the removals there are those that were possible.
 func (t *Table) logChanges(before state, s steps) {
 	for _, prefix := range ordered(before.inForce) {
 		now, ok := t.state.inForce[prefix]
@@ -313,7 +316,7 @@ func Clear(namespace *netns.NsHandle) (int, error) {
 		return 0, err
 	}
 	s := decide(nil, nil, table)
-	if _, err := k.apply(s); err != nil {
+	if _, _, err := k.apply(s); err != nil {
 		return 0, fmt.Errorf("%w: %s", err, hint(err))
 	}
 	return len(s.removes), nil

@@ -1,7 +1,9 @@
 package podroutes_test
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -11,12 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
+	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
@@ -328,6 +332,33 @@ func TestWithoutTheRight(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	assert.Contains(t, string(out), "remove the route to 10.244.2.0/24: operation not permitted: the speaker needs the capability "+
 		"NET_ADMIN: set the chart's speaker.podRoutes")
+}
+
+// What stays wrong is logged once, and not as done.
+func TestWhatStaysWrongIsLoggedOnce(t *testing.T) {
+	if os.Getenv("LODESTONE_TEST_TABLE") != "" {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second) // of looks there are at 0, 1 and 3 s
+		defer cancel()
+		interfaces := netstate.New(netstate.Options{})
+		go interfaces.Run(ctx) //nolint:errcheck // the process ends
+		table := podroutes.New(podroutes.Options{Interfaces: interfaces, Log: slog.New(slog.NewTextHandler(os.Stdout, nil)),
+			Registry: prometheus.NewRegistry()})
+		table.Set(plan.PodRoutes{})
+		require.NoError(t, table.Run(ctx))
+		return
+	}
+	t.Parallel()
+	h := testnet.NewHost(t, "node")
+	h.Run("ip", "route", "add", "10.244.2.0/24", "dev", "lo", "proto", "76")
+	test, err := os.Executable()
+	require.NoError(t, err)
+	cmd := h.Command(t.Context(), "setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", test,
+		"-test.run=TestWhatStaysWrongIsLoggedOnce")
+	cmd.Env = append(os.Environ(), "LODESTONE_TEST_TABLE=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	assert.Equal(t, 1, strings.Count(string(out), "level="), "%s", out)
+	assert.Contains(t, string(out), "pod routes not up to date")
 }
 
 func TestMetrics(t *testing.T) {
