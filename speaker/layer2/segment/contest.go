@@ -180,16 +180,18 @@ func (m *Machine) poll(v *vip) [][]byte {
 	if v.reason != Yielded {
 		return nil
 	}
+	if v.missed == maxMissed {
+		m.resume(v)
+		return nil
+	}
 	again := pending{vip: v, step: stepPoll, due: m.now.Add(pollInterval)}
-	if !m.polls.AllowN(m.now, 1) {
+	// The first questions about a VIP that arrives wait for none about others: nobody may answer clients meanwhile.
+	if first := v.Arriving && v.polls < maxMissed; !first && !m.polls.AllowN(m.now, 1) {
 		m.queue.enter(again)
 		return nil
 	}
 	v.polls++
-	if v.missed++; v.missed > maxMissed {
-		m.resume(v)
-		return nil
-	}
+	v.missed++
 	if v.polls == 1 && !v.Arriving {
 		m.out.note(Note{Kind: Yields, VIP: v.addr, Other: v.by})
 	}

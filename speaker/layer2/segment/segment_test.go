@@ -386,6 +386,27 @@ func TestWhatArrivesFromASpeakerOfV010(t *testing.T) {
 	require.Equal(t, []int{1}, l.answerers(vipA))
 }
 
+// A speaker that had many VIPs died while it handed them over. Whoever waits for it asks for each, and claims all that it does
+// not have before their clients give up; those that it answers for it asks for no more often than ever.
+func TestManyThatArriveFromNobody(t *testing.T) {
+	t.Parallel()
+	many := func(v VIP) map[netip.Addr]VIP {
+		want := map[netip.Addr]VIP{}
+		for vip := vipA; len(want) < 1000; vip = vip.Next() {
+			want[vip] = v
+		}
+		return want
+	}
+	l := newLAN(1, wire.ARP{})
+	l.assign(0, many(VIP{Arriving: true}))
+	l.pass(1400 * time.Millisecond)
+	require.Empty(t, l.announcers(vipA), "it may be late")
+	l.pass(400 * time.Millisecond)
+	for vip := range many(VIP{}) {
+		require.Equal(t, []int{0}, l.announcers(vip), vip)
+	}
+}
+
 // A VIP comes back to a node that should not have it yet. If that one still answers for it, nobody else does, and if the
 // next owner has taken it, it stays there.
 func TestWhatComesBackWhileItArrives(t *testing.T) {
