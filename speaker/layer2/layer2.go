@@ -118,6 +118,8 @@ type assignment struct {
 	segment.VIP
 	since      time.Time
 	interfaces []string // see plan.Layer2
+	// never is set of a VIP that has arrived, and leaves before it was announced.
+	never bool
 }
 
 // is reports whether the VIP is already assigned in the same way.
@@ -251,12 +253,14 @@ func (a *Announcer) lookAround(around segment.Surroundings) {
 	}
 }
 
-// apply makes want the set of owned VIPs. It returns the set before, and whether it changed.
+// apply makes want the set of owned VIPs. It returns the set before, without those that arrived and were not announced yet,
+// and whether it changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old map[netip.Addr]*assignment, changed bool) {
 	if maps.EqualFunc(a.vips, want, (*assignment).is) {
 		return a.vips, false
 	}
-	old, a.vips = a.vips, make(map[netip.Addr]*assignment, len(want))
+	old, a.vips = maps.Clone(a.vips), make(map[netip.Addr]*assignment, len(want))
+	shown := a.published.Load()
 	for vip, l := range want {
 		before := old[vip]
 		if before != nil && before.is(l) {
@@ -271,12 +275,19 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			v.since = time.Now()
 			a.conflicts.begin(vip, l.New)
 		}
+		v.never = before != nil && l.Leaving && before.absent(vip, shown)
 		v.Probe = a.conflicts.toProbe(vip)
 		a.vips[vip] = v
 	}
+	maps.DeleteFunc(old, func(vip netip.Addr, v *assignment) bool { return v.absent(vip, shown) })
 	a.groups = grouped(a.vips)
 	a.reconcile(ctx)
 	return old, true
+}
+
+// absent reports whether the VIP was never announced since it came.
+func (v *assignment) absent(vip netip.Addr, shown *state) bool {
+	return v.never || v.Arriving && shown.of(vip).Reason == Yielded
 }
 
 // stays reports whether the VIP continues to be assigned. A VIP that comes back while it leaves, or has arrived, does

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -96,6 +97,28 @@ func TestArriving(t *testing.T) {
 			w.set(everywhere(vipA))
 			assert.Empty(t, w.take(), "it is announced already")
 		}, eth(1, "eth0"))
+	}
+}
+
+// What leaves again before it was announced was not withdrawn. What was announced is.
+func TestArrivingAndLeaving(t *testing.T) {
+	t.Parallel()
+	for _, silent := range []bool{false, true} {
+		for _, between := range []map[netip.Addr]plan.Layer2{nil, leavingVIP(vipA)} {
+			inWorld(t, func(t *testing.T, w *world) {
+				w.set(map[netip.Addr]plan.Layer2{vipA: {Arriving: true}})
+				logged := 0
+				if silent {
+					w.after(2 * time.Second)
+					logged = 2
+				}
+				w.set(between)
+				w.after(time.Second)
+				w.set(nil)
+				assert.Equal(t, logged, strings.Count(w.log.String(), "level="), w.log.String())
+				assert.Equal(t, silent, strings.Contains(w.log.String(), "msg=withdrawn"), w.log.String())
+			}, eth(1, "eth0"))
+		}
 	}
 }
 
