@@ -2,6 +2,7 @@ package direct
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -9,15 +10,10 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-const (
-	// A speaker that is heard again has catchUpTime to set rules. Of Services that came meanwhile it may hear later, after as long as
-	// it was lost, up to longestCatchUp: TCP and watches of the API server wait longer and longer before they try again, its
-	// kube-proxy's, too. But its own endpoints are reported from there, over the API server.
-	catchUpTime, longestCatchUp = 2 * time.Second, time.Minute
-	// learnTime is how long a Director that has begun learns which nodes keep connections: those that come into its sight
-	// then have been there before.
-	learnTime = 10 * time.Second
-)
+// A speaker that is heard again has catchUpTime to set rules. Of Services that came meanwhile it may hear later, after as long as
+// it was lost, up to longestCatchUp: TCP and watches of the API server wait longer and longer before they try again, its
+// kube-proxy's, too. But its own endpoints are reported from there, over the API server.
+const catchUpTime, longestCatchUp = 2 * time.Second, time.Minute
 
 // absences knows which nodes have no rules for a Service, or those of a time at which they had no endpoints of it,
 // since their speakers were not heard then, nor later. Such a node would answer what others keep by a
@@ -28,11 +24,8 @@ type absences struct {
 	came map[plan.LimitKey]map[string]time.Time
 	// away are the nodes whose speakers are not heard, or only again since a moment ago.
 	away map[string]absence
-	// nodes is how many there are.
-	nodes int
-	// began is when the Director did, and learns how long it then learns: learnTime.
-	began  time.Time
-	learns time.Duration
+	// nodes are those that report that they have the rules.
+	nodes map[string][]netip.Addr
 }
 
 // absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up: first it has rules
@@ -81,8 +74,12 @@ func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
 }
 
 // follow takes over which nodes are lost, which Services come, and which nodes join those that keep connections.
-func (a *absences) follow(now time.Time, want plan.Forwarding, before func(plan.LimitKey) (plan.Direct, bool)) {
-	a.nodes = len(want.Nodes)
+func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(plan.LimitKey) (plan.Direct, bool)) {
+	before := a.nodes
+	a.nodes = want.Nodes
+	// A node that reports its rules now, or comes into the Director's sight, has those of today, whatever was before.
+	reports := func(node string) bool { _, had := before[node]; return !had }
+	maps.DeleteFunc(a.away, func(node string, _ absence) bool { return reports(node) })
 	a.see(now, want.Lost)
 	if a.cutOff() {
 		return
@@ -96,20 +93,19 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, before func(plan.
 	type change struct{ from, to *plan.Backend } // most Services have the same backends
 	joined := map[change][]string{}
 	for key, s := range want.Services {
-		was, known := before(key)
+		was, known := forwarded(key)
 		if !known {
 			note(key, "")
 			continue
 		}
 		of := change{first(was), first(s)}
-		if now.Sub(a.began) < a.learns {
-			continue
-		}
 		if _, done := joined[of]; !done && of.from != of.to {
 			joined[of] = joiners(was.Backends, s.Backends)
 		}
 		for _, node := range joined[of] {
-			note(key, node)
+			if !reports(node) {
+				note(key, node)
+			}
 		}
 	}
 }
@@ -139,7 +135,7 @@ func joiners(before, after []plan.Backend) (nodes []string) {
 
 // cutOff reports whether half of the nodes or more are away: this one was cut off from them, perhaps, and they have what
 // it has.
-func (a *absences) cutOff() bool { return 2*len(a.away) >= a.nodes }
+func (a *absences) cutOff() bool { return 2*len(a.away) >= len(a.nodes) }
 
 // missedBy returns the nodes that have missed the Service, sorted, with a space after each.
 func (a *absences) missedBy(key plan.LimitKey) string {

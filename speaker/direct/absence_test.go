@@ -20,7 +20,7 @@ func TestAbsences(t *testing.T) {
 	for name, test := range map[string]struct {
 		came, lost, back, asked time.Duration // back: 0 is never
 		joined                  time.Duration // 0: n2 has been there from the beginning
-		began                   time.Duration // the Director
+		reports                 time.Duration // n2, that it has rules; 0: from the beginning
 		none                    bool          // n1 is not there
 		with                    []string      // who else is lost
 		missed                  string
@@ -38,19 +38,20 @@ func TestAbsences(t *testing.T) {
 		"endpoints came when it was heard since a moment":     {came: 1, joined: 30, lost: 10, back: 30, asked: 30, missed: "n2 "},
 		"endpoints came when it was heard for longer":         {came: 1, joined: 32, lost: 10, back: 30, asked: 32},
 		"endpoints came before":                               {came: 1, joined: 6, lost: 10, asked: 30},
-		"the Director has begun and learns of them":           {came: 1, joined: 21, began: 18, lost: 20, asked: 30},
+		"it came before the node reported its rules":          {came: 20, lost: 10, back: 30, reports: 31, asked: 31},
+		"the node joined as it reported its rules":            {came: 1, joined: 31, lost: 10, back: 30, reports: 31, asked: 31},
+		"it came after the node had reported its rules":       {came: 32, lost: 10, reports: 31, asked: 33, missed: "n2 "},
 		"one of three others is lost with this one":           {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := New(Options{}).absences
 			start, last := time.Now(), map[plan.LimitKey]plan.Direct(nil)
-			a.began = start.Add(test.began * time.Second)
-			if test.began == 0 {
-				a.began = start.Add(-learnTime)
-			}
 			for at := time.Duration(0); at <= test.asked; at++ {
 				want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}, Lost: map[string]bool{}}
+				if at < test.reports {
+					delete(want.Nodes, "n2")
+				}
 				for _, node := range append(test.with, "n2") {
 					want.Lost[node] = at >= test.lost && (test.back == 0 || at < test.back)
 				}

@@ -41,12 +41,12 @@ type Tables map[string]table
 
 func newMachine(o Options) *Machine {
 	return &Machine{node: o.Node, hold: o.Hold, log: o.Log, nodes: map[netip.Addr]*host{}, draining: map[plan.LimitKey]draining{},
-		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}, learns: learnTime}}
+		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}}}
 }
 
 // begin takes over the first of what is wanted.
 func (m *Machine) begin(want plan.Forwarding, now time.Time) {
-	m.want, m.absences.began = want, now
+	m.want = want
 	m.absences.follow(now, want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
 }
 

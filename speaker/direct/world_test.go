@@ -184,7 +184,6 @@ func (w *world) start(names ...string) {
 		n.director = New(Options{Log: slog.New(slog.NewTextHandler(n.log, nil)), Node: name, Gateways: w.routers,
 			Hold: cmp.Or(w.hold, 5*time.Second), Guard: w.guard})
 		n.director.most = cmp.Or(w.most, maxBuckets)
-		n.director.absences.learns = 0 // Directors of tests have just begun, see TestAbsences
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {
