@@ -294,7 +294,7 @@ func (t table) at(self string, peers map[string]neighbour) *buckets {
 		return hop{peers[node].addr, uint32(peers[node].device)}
 	}
 	for i, b := range t {
-		r.open[i], r.next[i] = to(b.open), to(b.after(self, silent))
+		r.open[i], r.next[i] = to(b.open), to(t.after(i, self, silent))
 		r.held[i], r.waits[i] = silent(b.open), slices.ContainsFunc(b.ring, silent)
 	}
 	return r

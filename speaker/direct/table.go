@@ -133,15 +133,18 @@ func bucketOf(backends []plan.Backend, scores []score) bucket {
 	return b
 }
 
-// after returns the node that a node hands segments to of connections that it does not know:
-// the one before it in the ring that is not silent. Empty: there is none.
-func (b bucket) after(node string, silent func(string) bool) string {
-	at := slices.Index(b.ring, node)
+// after returns the node that a node hands segments to of connections in a bucket that it does not know: the one before
+// it in the ring that is not silent. A node that is not in the ring has its place there all the same: by the tables of
+// others it may be in it, and from elsewhere it would hand the segment past those that were not asked. Empty: there is none.
+func (t table) after(bucket int, node string, silent func(string) bool) string {
+	ring := t[bucket].ring
+	at := slices.Index(ring, node)
 	if at < 0 {
-		at = len(b.ring)
+		place := func(of string) uint32 { return permute(uint32(bucket), uint32(len(t)), slotKey(of, 0)) }
+		at, _ = slices.BinarySearchFunc(ring, node, func(a, b string) int { return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a, b)) })
 	}
-	for i := range b.ring {
-		if next := b.ring[(at+2*len(b.ring)-1-i)%len(b.ring)]; next != node && !silent(next) {
+	for i := range ring {
+		if next := ring[(at+2*len(ring)-1-i)%len(ring)]; next != node && !silent(next) {
 			return next
 		}
 	}

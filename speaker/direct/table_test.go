@@ -131,7 +131,8 @@ func TestTheRingVisitsAll(t *testing.T) {
 		for i := range all {
 			all[i].Open, all[i].Draining = i%2, 3-i%2
 		}
-		for i, b := range newTable(all, clusterSize) {
+		table := newTable(all, clusterSize)
+		for i, b := range table {
 			silent := func(node string) bool {
 				return i%4 == 1 && node == b.ring[0] || i%4 == 2 && node == b.ring[len(b.ring)-1]
 			}
@@ -141,7 +142,7 @@ func TestTheRingVisitsAll(t *testing.T) {
 				for node, hops := start.Node, 0; hops < len(b.ring) && node != ""; hops++ {
 					require.True(t, hops == 0 || !silent(node))
 					visited[node] = true
-					node = b.after(node, silent)
+					node = table.after(i, node, silent)
 					if node != "" && hops == len(b.ring)-1 {
 						visited[node] = true
 					}
@@ -153,6 +154,26 @@ func TestTheRingVisitsAll(t *testing.T) {
 		}
 	}
 	require.Empty(t, newTable(nil, clusterSize))
+}
+
+// While an endpoint moves, some nodes go by the table before and some by the one after. A segment passes nobody who is in
+// both, from whichever node it comes.
+func TestTheRingVisitsAllWhileTablesDiffer(t *testing.T) {
+	t.Parallel()
+	tables := []table{newTable(backends("a b c", 1), localSize), newTable(backends("b c d", 1), localSize)}
+	none := func(string) bool { return false }
+	for i := range localSize {
+		for by := range 16 { // which of the tables each of the four nodes has
+			for _, start := range []string{"a", "b", "c", "d"} {
+				visited := map[string]bool{}
+				for node, hops := start, 0; hops < 4; hops++ {
+					visited[node] = true
+					node = tables[by>>(node[0]-'a')&1].after(i, node, none)
+				}
+				require.True(t, visited["b"] && visited["c"], "bucket %d, tables %04b: from %s only %v", i, by, start, visited)
+			}
+		}
+	}
 }
 
 func TestPlacesOfASlotDiffer(t *testing.T) {
