@@ -69,7 +69,7 @@ func (f *family) whole() []expr.Any {
 //	ether saddr @hardware accept                                   another node has handed it here
 //	meta l4proto != @guard accept                                  no speaker for long
 //	ip saddr . tcp sport . ip daddr . tcp dport @kept accept       this node keeps the connection
-//	ip ttl <= lastHop accept
+//	ip ttl <= lastHop + maxRing accept                             it goes around
 //	ip ttl @misfits accept
 //	ip ttl > highest ip ttl set highest
 //	iif eth0 counter name handed fwd ip to jhash ... map @open device eth0
@@ -80,7 +80,7 @@ func (f *family) shortcut() [][]expr.Any {
 		join(ofNode(), accept),
 		join(unguarded(), accept),
 		join(f.flow(), in(keptSet, true), accept),
-		join(f.ttlIs(expr.CmpOpLte, lastHop), accept),
+		join(f.ttlIs(expr.CmpOpLte, lastHop+maxRing), accept),
 		join(f.misfits(true), accept),
 		join(f.ttlIs(expr.CmpOpGt, highest), f.setTTL(highest)),
 	}

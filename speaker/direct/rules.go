@@ -219,6 +219,8 @@ var (
 //	ip ttl <= lastHop accept             all were asked
 //	ip ttl == misfit + lastHop drop      as well, and one knew better
 //	ether saddr @hardware goto second    another node has handed it here
+//	ip ttl <= lastHop + maxRing goto second
+//	ip ttl @misfits goto second          it goes around: one has that does not know the node
 //	meta l4proto != @guard accept        no speaker for long: as without
 //	ip ttl > highest != @misfits ip ttl set highest
 //	hand over by @open                   to the node that takes new connections
@@ -232,8 +234,8 @@ var (
 // What kube-proxy does not serve yet would go back to the segment, where nobody answers: the client would
 // be told so, and conntrack would remember the flow, so that kube-proxy never saw it again.
 //
-// What comes from a node that sends with another hardware address than its own is handed over
-// once more. It ends by its TTL, which nobody but the first one raises.
+// What comes from a node that sends with another hardware address than is known here, or that is no
+// node here yet, is handed over once more, unless it goes around. It ends by its TTL, which nobody but the first one raises.
 func (f *family) steer(s steer) [][]expr.Any {
 	second := &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}
 	rules := [][]expr.Any{
@@ -245,6 +247,8 @@ func (f *family) steer(s steer) [][]expr.Any {
 		join(f.ttlIs(expr.CmpOpLte, lastHop), accept),
 		join(f.ttlIs(expr.CmpOpEq, misfit+lastHop), drop),
 		join(ofNode(), second),
+		join(f.ttlIs(expr.CmpOpLte, lastHop+maxRing), second),
+		join(f.misfits(true), second),
 		join(unguarded(), accept),
 	}
 	if s.drains {
