@@ -115,6 +115,7 @@ func TestArrivingAndLeaving(t *testing.T) {
 				w.set(between)
 				w.after(time.Second)
 				w.set(nil)
+				w.after(time.Second)
 				assert.Equal(t, logged, strings.Count(w.log.String(), "level="), w.log.String())
 				assert.Equal(t, silent, strings.Contains(w.log.String(), "msg=withdrawn"), w.log.String())
 			}, eth(1, "eth0"))
