@@ -29,15 +29,41 @@ type Record struct {
 // are among them.
 func (r Record) Lost() int { return r.Sent - len(r.Answers) }
 
-// Losses tells when the probes that were never answered were sent.
+// Losses returns when the probes that were never answered were sent, and who answered at these times.
 func (r Record) Losses() string {
-	var at []string
+	text := fmt.Sprintf("%d of %d lost since %s", r.Lost(), r.Sent, r.Started.UTC().Format("15:04:05.000"))
+	var first, last time.Time
+	count := 0
+	end := func() {
+		if count > 0 {
+			text += fmt.Sprintf("; %d sent after %s to %s, when the last answer was from %s", count,
+				first.Sub(r.Started).Round(time.Millisecond), last.Sub(r.Started).Round(time.Millisecond), nameOf(r.lastBefore(first)))
+		}
+		count = 0
+	}
 	for _, sent := range r.unanswered {
-		if !sent.IsZero() {
-			at = append(at, sent.Sub(r.Started).Round(time.Millisecond).String())
+		switch {
+		case sent.IsZero():
+			end()
+			continue
+		case count == 0:
+			first = sent
+		}
+		last = sent
+		count++
+	}
+	end()
+	return text
+}
+
+// lastBefore returns the last answer that arrived before.
+func (r Record) lastBefore(at time.Time) (last echo.Answer) {
+	for _, answer := range r.Answers {
+		if answer.At.Before(at) {
+			last = answer.Answer
 		}
 	}
-	return fmt.Sprintf("%d of %d lost, sent after %q", r.Lost(), r.Sent, at)
+	return last
 }
 
 // Outage is a time without answers, and who answered last before it and first
