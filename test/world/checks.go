@@ -269,7 +269,7 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	holders := c.book.holders[vip]
 	if len(holders) != 1 || v.able == never || c.now-v.able < maxForwarding ||
-		!c.serviceIn(c.api.objects, holders[0]).Local || c.now-c.disturbed < calm || c.someAway() {
+		!c.serviceIn(c.api.objects, holders[0]).Local {
 		v.idle = never
 		return
 	}
@@ -290,7 +290,7 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	}
 	v.early &= idle
 	switch {
-	case idle == v.early || fit&^v.announcing == 0:
+	case idle == v.early || fit&^v.announcing == 0 || c.now-c.disturbed < calm || c.someAway():
 		v.idle = never
 	case v.idle == never:
 		v.idle = c.now
