@@ -367,21 +367,29 @@ func (w *writer) flush() error {
 	if n := len(b.forbidden); n > 0 {
 		w.log.Warn("BGP holds back what bgpPermit of the configuration does not contain", "prefixes", n, "first", b.forbidden[0])
 	}
-	for _, is4 := range []bool{true, false} {
-		if err := w.updates(w.encoding.withdrawals(ofFamily(b.withdraw, is4))); err != nil {
-			return err
+	withdraw := func(prefixes []netip.Prefix) error { return w.updates(w.encoding.withdrawals(prefixes)) }
+	return b.send(withdraw, func(a attributes, prefixes []netip.Prefix) error {
+		messages, err := w.encoding.announcements(a.Value(), prefixes)
+		if err != nil {
+			w.log.Error("BGP cannot announce", "prefixes", len(prefixes), "first", prefixes[0], "err", err)
+			w.rib.reject(prefixes, withheldTooLong)
+			messages, err = w.encoding.withdrawals(prefixes) // of what they were before
 		}
+		return w.updates(messages, err)
+	})
+}
+
+// send sends the batch, one family after the other. An aggregate may take the place of prefixes in it, or they its place:
+// what comes is announced before anything goes.
+func (b *batch) send(withdraw func([]netip.Prefix) error, announce func(attributes, []netip.Prefix) error) error {
+	for _, is4 := range []bool{true, false} {
 		for a, prefixes := range b.announce {
-			of := ofFamily(prefixes, is4)
-			messages, err := w.encoding.announcements(a.Value(), of)
-			if err != nil {
-				w.log.Error("BGP cannot announce", "prefixes", len(of), "first", of[0], "err", err)
-				w.rib.reject(of, withheldTooLong)
-				messages, err = w.encoding.withdrawals(of) // of what they were before
-			}
-			if err := w.updates(messages, err); err != nil {
+			if err := announce(a, ofFamily(prefixes, is4)); err != nil {
 				return err
 			}
+		}
+		if err := withdraw(ofFamily(b.withdraw, is4)); err != nil {
+			return err
 		}
 	}
 	return nil

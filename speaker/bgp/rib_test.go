@@ -1,10 +1,14 @@
 package bgp
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"go4.org/netipx"
 	"pgregory.net/rapid"
 
@@ -111,4 +115,38 @@ func TestRIBAgainstARouter(t *testing.T) {
 			},
 		})
 	})
+}
+
+// A prefix that takes the place of others is announced before they are withdrawn, and they are before it is: a router has
+// a route to each of their addresses at every moment.
+func TestRoutesComeBeforeOthersGo(t *testing.T) {
+	t.Parallel()
+	all := plan.Route{"tor": {}}
+	first, second := netip.MustParsePrefix("203.0.113.0/32"), netip.MustParsePrefix("203.0.113.1/32")
+	both := netip.MustParsePrefix("203.0.113.0/31")
+	r := newRIB("tor")
+	r.start()
+	sent := func() (order []string) {
+		b := r.take(func(netip.Prefix) Withholding { return "" })
+		require.NoError(t, b.send(
+			func(prefixes []netip.Prefix) error {
+				order = append(order, fmt.Sprint("withdraw ", len(prefixes)))
+				return nil
+			},
+			func(_ attributes, prefixes []netip.Prefix) error {
+				order = append(order, fmt.Sprint("announce ", len(prefixes)))
+				return nil
+			}))
+		return slices.DeleteFunc(order, func(s string) bool { return strings.HasSuffix(s, " 0") })
+	}
+	r.set(both, all)
+	require.Equal(t, []string{"announce 1"}, sent())
+	r.set(both, nil)
+	r.set(first, all)
+	r.set(second, all)
+	require.Equal(t, []string{"announce 2", "withdraw 1"}, sent())
+	r.set(both, all)
+	r.set(first, nil)
+	r.set(second, nil)
+	require.Equal(t, []string{"announce 1", "withdraw 2"}, sent())
 }
