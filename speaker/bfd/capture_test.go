@@ -17,7 +17,7 @@ import (
 
 // captured is a BFD packet as an interface saw it.
 type captured struct {
-	packet
+	Packet
 	at          time.Time // by the kernel
 	outgoing    bool
 	from, to    netip.AddrPort
@@ -110,7 +110,7 @@ func decode(b []byte) (p captured, ok bool) {
 		return p, false
 	}
 	var why Discard
-	p.packet, why = parse(b[8:])
+	p.Packet, why = parse(b[8:])
 	return p, why == used
 }
 

@@ -70,7 +70,7 @@ func TestFloodOfEveryPort(t *testing.T) {
 	var flooding sync.WaitGroup
 	var sent [4]int
 	for i, to := range []string{"198.18.0.1:3784", "[2001:db8::1]:3784", "198.18.0.1:4784", "[2001:db8::1]:4784"} {
-		forged := packet{state: Down, multiplier: 3, my: 1, your: a.States()["single"].Discriminator}.marshal()
+		forged := Packet{state: Down, multiplier: 3, my: 1, your: a.States()["single"].Discriminator}.marshal()
 		flooding.Go(func() {
 			require.NoError(t, s.Hosts[2].Do(func() error {
 				c, err := net.Dial("udp", to)

@@ -84,10 +84,10 @@ func (t *Task) wait(waker int) {
 		}
 	}
 	for _, s := range t.sessions {
-		sooner(s.machine.deadline())
+		sooner(s.machine.Deadline())
 	}
 	for _, s := range t.leaving {
-		sooner(s.machine.deadline())
+		sooner(s.machine.Deadline())
 	}
 	timeout := unix.NsecToTimespec(max(0, time.Until(deadline).Nanoseconds()))
 	// The error is an interruption by a signal, or it occurs again in the next round.
@@ -136,9 +136,9 @@ func (t *Task) hear(d datagram, now time.Time) {
 
 // classify finds the session of a datagram (RFC 5880, section 6.8.6; RFC 5881, sections 3 and
 // 5; RFC 5883, sections 4 and 5).
-func (t *Task) classify(d datagram) (*session, packet, Discard) {
+func (t *Task) classify(d datagram) (*session, Packet, Discard) {
 	if !d.multihop && d.hops != maxHops {
-		return nil, packet{}, BadHops
+		return nil, Packet{}, BadHops
 	}
 	p, why := parse(d.payload)
 	if why != used {
@@ -160,12 +160,12 @@ func (t *Task) classify(d datagram) (*session, packet, Discard) {
 // session that is Up is found by its discriminator alone, because a forger of the peer's
 // address does not know it. A peer that has lost the discriminator in a restart sends no
 // packet that has it, so that the session ends after its Detection Time.
-func (t *Task) find(d datagram, p packet) (*session, Discard) {
+func (t *Task) find(d datagram, p Packet) (*session, Discard) {
 	if p.your == 0 {
 		for _, s := range t.sessions {
 			switch {
 			case !s.accepts(d):
-			case s.machine.state == Up:
+			case !s.machine.Accepts(p):
 				return nil, Unproven
 			default:
 				return s, used
@@ -176,7 +176,7 @@ func (t *Task) find(d datagram, p packet) (*session, Discard) {
 	for _, all := range [...][]*session{t.sessions, t.leaving} {
 		for _, s := range all {
 			switch {
-			case s.machine.local != p.your:
+			case !s.machine.Accepts(p):
 			case !s.accepts(d):
 				return nil, WrongPath
 			default:
@@ -194,10 +194,10 @@ func (t *Task) transmit(now time.Time) {
 	}
 	t.leaving = slices.DeleteFunc(t.leaving, func(s *session) bool {
 		s.transmit(now)
-		if s.machine.left() {
+		if s.machine.Left() {
 			s.link.close()
 		}
-		return s.machine.left()
+		return s.machine.Left()
 	})
 }
 
@@ -229,7 +229,7 @@ func (t *Task) apply(want map[string]Session, now time.Time) error {
 	for _, s := range old {
 		if w, ok := possible[s.name]; ok && w.samePath(s.want) {
 			s.want = w
-			s.machine.set(w.Timers)
+			s.machine.Set(w.Timers)
 			t.sessions = append(t.sessions, s)
 			delete(possible, s.name)
 		} else {
@@ -255,13 +255,13 @@ func (t *Task) begin(name string, w Session, now time.Time) *session {
 	})
 	return &session{
 		name: name, want: w, since: now, link: link{fd: -1},
-		machine: newMachine(w.Timers, t.newDiscriminator(), rand.Float64, now), counters: counters{gaps: newGaps(name)},
+		machine: NewMachine(w.Timers, t.newDiscriminator(), rand.Float64, now), counters: counters{gaps: newGaps(name)},
 	}
 }
 
 // leave ends a session.
 func (t *Task) leave(s *session, now time.Time) {
-	s.machine.leave(now)
+	s.machine.Leave(now)
 	s.transmit(now)
 	t.leaving = append(t.leaving, s) // for transmit to close
 }

@@ -63,11 +63,11 @@ func Causes() reason.Texts[Cause] {
 	}
 }
 
-// machine is the state machine of one session in Asynchronous mode (RFC 5880, section 6.8),
+// Machine is the state machine of one session in Asynchronous mode (RFC 5880, section 6.8),
 // with the state variables of section 6.8.1. It has no clock and sends nothing. Every step
-// gets the time, advance returns the packet to send, and deadline returns when to call advance
+// gets the time, Advance returns the packet to send, and Deadline returns when to call Advance
 // again.
-type machine struct {
+type Machine struct {
 	timers Timers         // what the owner wants
 	random func() float64 // from [0, 1)
 
@@ -96,10 +96,10 @@ type machine struct {
 	goodbyes int           // packets to send in AdminDown
 }
 
-// newMachine returns a session in state Down that sends its first packet at
+// NewMachine returns a session in state Down that sends its first packet at
 // once. The discriminator is not zero and no other session's.
-func newMachine(t Timers, discriminator uint32, random func() float64, now time.Time) *machine {
-	m := &machine{timers: t, random: random, local: discriminator, state: Down, next: now}
+func NewMachine(t Timers, discriminator uint32, random func() float64, now time.Time) *Machine {
+	m := &Machine{timers: t, random: random, local: discriminator, state: Down, next: now}
 	m.forget()
 	m.negotiate()
 	m.interval = m.transmitInterval()
@@ -108,21 +108,21 @@ func newMachine(t Timers, discriminator uint32, random func() float64, now time.
 
 // forget resets what is known of a peer that was silent for a Detection Time (section 6.8.1,
 // bfd.RemoteDiscr).
-func (m *machine) forget() {
+func (m *Machine) forget() {
 	m.heard, m.remote, m.remoteState, m.remoteDemand = time.Time{}, 0, Down, false
 	m.remoteMinTx, m.remoteMinRx, m.remoteMultiplier = 0, time.Microsecond, 0
 }
 
-// set takes over the timers that the owner wants. The state of the session stays.
-func (m *machine) set(t Timers) {
+// Set takes over the timers that the owner wants. The state of the session stays.
+func (m *Machine) Set(t Timers) {
 	m.timers = t
 	m.negotiate()
 	m.reschedule()
 }
 
-// leave ends the session for good. The peer, if it was ever heard, is sent a few packets that
+// Leave ends the session for good. The peer, if it was ever heard, is sent a few packets that
 // say so (section 6.8.16).
-func (m *machine) leave(now time.Time) {
+func (m *Machine) Leave(now time.Time) {
 	if m.remote != 0 {
 		m.goodbyes = farewells
 	}
@@ -133,11 +133,20 @@ func (m *machine) leave(now time.Time) {
 	m.negotiate()
 }
 
-// left reports whether the last packet after leave was sent.
-func (m *machine) left() bool { return m.state == AdminDown && m.goodbyes == 0 }
+// Left reports whether the last packet after Leave was sent.
+func (m *Machine) Left() bool { return m.state == AdminDown && m.goodbyes == 0 }
 
-// receive takes a packet of the peer for this session (section 6.8.6).
-func (m *machine) receive(p packet, now time.Time) {
+// Accepts reports whether a packet of the peer is for this session, by its discriminator.
+func (m *Machine) Accepts(p Packet) bool { return p.your == m.local || p.your == 0 && m.state != Up }
+
+// State and Cause are those of Status.
+func (m *Machine) State() State { return m.state }
+
+// Cause is why the session last came up or went down.
+func (m *Machine) Cause() Cause { return m.cause }
+
+// Receive takes a packet of the peer for this session (section 6.8.6).
+func (m *Machine) Receive(p Packet, now time.Time) {
 	m.countLost(now)
 	m.heard = now
 	m.remote, m.remoteDiag, m.remoteDemand = p.my, p.diagnostic, p.demand
@@ -156,7 +165,7 @@ func (m *machine) receive(p packet, now time.Time) {
 
 // follow makes the transition that the state of the peer asks for (section
 // 6.2).
-func (m *machine) follow() {
+func (m *Machine) follow() {
 	switch {
 	case m.remoteState == AdminDown:
 		if m.state != Down {
@@ -174,7 +183,7 @@ func (m *machine) follow() {
 }
 
 // change makes a transition. The cause counts only if the session comes up or was Up.
-func (m *machine) change(to State, diag Diagnostic, cause Cause) {
+func (m *Machine) change(to State, diag Diagnostic, cause Cause) {
 	if m.state == Up || to == Up {
 		m.cause = cause
 	}
@@ -185,7 +194,7 @@ func (m *machine) change(to State, diag Diagnostic, cause Cause) {
 // negotiate announces the intervals that the owner wants and the state allows. While the
 // session is Up, a slower transmission and a shorter Detection Time wait for the end of a Poll
 // Sequence, because the peer uses the old ones until then (section 6.8.3).
-func (m *machine) negotiate() {
+func (m *Machine) negotiate() {
 	minTx, minRx := m.timers.TransmitInterval, m.timers.ReceiveInterval
 	if m.state != Up {
 		m.minTx, m.minRx = max(minTx, slowest), minRx
@@ -203,7 +212,7 @@ func (m *machine) negotiate() {
 }
 
 // endPoll puts the intervals into use that the peer has confirmed.
-func (m *machine) endPoll() {
+func (m *Machine) endPoll() {
 	if m.pollAgain {
 		m.pollAgain = false
 		return
@@ -214,20 +223,20 @@ func (m *machine) endPoll() {
 
 // transmitInterval is the interval between our packets, before jitter (section
 // 6.8.2).
-func (m *machine) transmitInterval() time.Duration { return max(m.usedMinTx, m.remoteMinRx) }
+func (m *Machine) transmitInterval() time.Duration { return max(m.usedMinTx, m.remoteMinRx) }
 
 // receiveInterval is the interval between the peer's packets.
-func (m *machine) receiveInterval() time.Duration { return max(m.usedMinRx, m.remoteMinTx) }
+func (m *Machine) receiveInterval() time.Duration { return max(m.usedMinRx, m.remoteMinTx) }
 
 // detectionTime is how long the peer may be silent (section 6.8.4); zero while
 // it is not known.
-func (m *machine) detectionTime() time.Duration {
+func (m *Machine) detectionTime() time.Duration {
 	return time.Duration(m.remoteMultiplier) * m.receiveInterval()
 }
 
 // reschedule draws the time of the next periodic packet anew if the interval
 // has changed.
-func (m *machine) reschedule() {
+func (m *Machine) reschedule() {
 	if interval := m.transmitInterval(); interval != m.interval && m.state != AdminDown {
 		m.interval = interval
 		m.next = m.sent.Add(m.jittered())
@@ -236,7 +245,7 @@ func (m *machine) reschedule() {
 
 // jittered is the interval, reduced by up to a quarter, and by at least a
 // tenth if one lost packet ends the session (section 6.8.7).
-func (m *machine) jittered() time.Duration {
+func (m *Machine) jittered() time.Duration {
 	span := 0.25
 	if m.timers.DetectMultiplier == 1 {
 		span = 0.15
@@ -246,25 +255,25 @@ func (m *machine) jittered() time.Duration {
 
 // silent reports whether there are no periodic packets: the peer wants none,
 // or has Demand mode active (section 6.8.7).
-func (m *machine) silent() bool {
+func (m *Machine) silent() bool {
 	demanded := m.remoteDemand && m.state == Up && m.remoteState == Up && !m.polling
 	return m.remoteMinRx == 0 || demanded
 }
 
-// advance does what is due. It is to be called after every other step and at
+// Advance does what is due. It is to be called after every other step and at
 // the deadline, and returns a packet if one is to be sent now.
-func (m *machine) advance(now time.Time) (p packet, send bool) {
+func (m *Machine) Advance(now time.Time) (p Packet, send bool) {
 	m.expire(now)
 	periodic := !m.silent() && !now.Before(m.next)
 	if m.state == AdminDown {
 		if m.goodbyes == 0 || now.Before(m.next) {
-			return packet{}, false
+			return Packet{}, false
 		}
 		m.goodbyes--
 	} else if !m.final && !m.urgent && !periodic {
-		return packet{}, false
+		return Packet{}, false
 	}
-	p = packet{
+	p = Packet{
 		diagnostic: m.diag, state: m.state, poll: m.polling && !m.final, final: m.final,
 		multiplier: uint8(m.timers.DetectMultiplier), my: m.local, your: m.remote,
 		desiredMinTx: m.minTx, requiredMinRx: m.minRx,
@@ -276,7 +285,7 @@ func (m *machine) advance(now time.Time) (p packet, send bool) {
 }
 
 // expire ends the session when the peer was silent for the Detection Time (section 6.8.4).
-func (m *machine) expire(now time.Time) {
+func (m *Machine) expire(now time.Time) {
 	if m.heard.IsZero() || now.Before(m.heard.Add(m.detectionTime())) {
 		return
 	}
@@ -287,9 +296,9 @@ func (m *machine) expire(now time.Time) {
 	m.reschedule()
 }
 
-// deadline returns when advance has to be called at the latest. A time that is over means at
+// Deadline returns when Advance has to be called at the latest. A time that is over means at
 // once.
-func (m *machine) deadline() time.Time {
+func (m *Machine) Deadline() time.Time {
 	switch {
 	case m.final || m.urgent:
 		return m.sent // a time that is over: at once
@@ -307,7 +316,7 @@ func (m *machine) deadline() time.Time {
 
 // gap returns how long the peer was silent before a packet that comes now, and the agreed
 // interval. Both are 0 unless the session is Up.
-func (m *machine) gap(now time.Time) (gap, interval time.Duration) {
+func (m *Machine) gap(now time.Time) (gap, interval time.Duration) {
 	if m.state != Up || m.heard.IsZero() {
 		return 0, 0
 	}
@@ -316,7 +325,7 @@ func (m *machine) gap(now time.Time) (gap, interval time.Duration) {
 
 // countLost estimates from the time since the last packet how many were lost.
 // The peer sends after 75 to 100 % of the interval, and late when it is busy.
-func (m *machine) countLost(now time.Time) {
+func (m *Machine) countLost(now time.Time) {
 	gap, interval := m.gap(now)
 	if gap -= interval / 4; interval > 0 && gap > interval {
 		m.lost += uint64((gap - 1) / interval)

@@ -15,17 +15,17 @@ var epoch = time.Unix(1_000_000, 0)
 
 // story is one machine and a clock. Its peer is the test.
 type story struct {
-	*machine
+	*Machine
 	t   *testing.T
 	now time.Time
 }
 
 func newStory(t *testing.T, timers Timers) *story {
 	t.Helper()
-	s := &story{newMachine(timers, 7, func() float64 { return 1 }, epoch), t, epoch}
-	p, sent := s.advance(s.now)
+	s := &story{NewMachine(timers, 7, func() float64 { return 1 }, epoch), t, epoch}
+	p, sent := s.Advance(s.now)
 	require.True(t, sent, "the first packet goes at once")
-	require.Equal(t, packet{state: Down, multiplier: uint8(timers.DetectMultiplier), my: 7,
+	require.Equal(t, Packet{state: Down, multiplier: uint8(timers.DetectMultiplier), my: 7,
 		desiredMinTx: max(slowest, timers.TransmitInterval), requiredMinRx: timers.ReceiveInterval}, p)
 	return s
 }
@@ -37,7 +37,7 @@ func upStory(t *testing.T, timers Timers) *story {
 	s := newStory(t, timers)
 	s.hear(Down, timers)
 	s.hear(Init, timers)
-	p := s.hear(Up, timers, func(p *packet) { p.final = true })
+	p := s.hear(Up, timers, func(p *Packet) { p.final = true })
 	require.Nil(t, p)
 	require.Equal(t, Up, s.state)
 	require.False(t, s.polling)
@@ -46,21 +46,21 @@ func upStory(t *testing.T, timers Timers) *story {
 
 // hear lets the peer send a packet in a state, and returns the answer, if one
 // follows at once.
-func (s *story) hear(state State, timers Timers, change ...func(*packet)) *packet {
+func (s *story) hear(state State, timers Timers, change ...func(*Packet)) *Packet {
 	s.t.Helper()
-	p := packet{
+	p := Packet{
 		state: state, multiplier: uint8(timers.DetectMultiplier), my: 9, your: 7,
 		desiredMinTx: timers.TransmitInterval, requiredMinRx: timers.ReceiveInterval,
 	}
 	for _, c := range change {
 		c(&p)
 	}
-	s.receive(p, s.now)
+	s.Receive(p, s.now)
 	return s.sends()
 }
 
-func (s *story) sends() *packet {
-	p, sent := s.advance(s.now)
+func (s *story) sends() *Packet {
+	p, sent := s.Advance(s.now)
 	if !sent {
 		return nil
 	}
@@ -68,16 +68,16 @@ func (s *story) sends() *packet {
 }
 
 // pass lets time pass and returns the packets sent in it.
-func (s *story) pass(d time.Duration) (sent []packet) {
+func (s *story) pass(d time.Duration) (sent []Packet) {
 	s.t.Helper()
 	for end := s.now.Add(d); ; {
-		if s.deadline().After(end) {
+		if s.Deadline().After(end) {
 			s.now = end
 			return sent
 		}
-		require.False(s.t, s.deadline().Before(s.now), "nothing is overdue")
-		s.now = s.deadline()
-		if p, ok := s.advance(s.now); ok {
+		require.False(s.t, s.Deadline().Before(s.now), "nothing is overdue")
+		s.now = s.Deadline()
+		if p, ok := s.Advance(s.now); ok {
 			sent = append(sent, p)
 		}
 	}
@@ -144,7 +144,7 @@ func TestSlowUntilUp(t *testing.T) {
 	for _, p := range s.pass(140 * ms) {
 		require.True(t, p.poll, "until the Final")
 	}
-	s.hear(Up, every(50*ms, 3), func(p *packet) { p.final = true })
+	s.hear(Up, every(50*ms, 3), func(p *Packet) { p.final = true })
 	sent := s.pass(140 * ms)
 	require.Len(t, sent, 3)
 	require.False(t, sent[0].poll)
@@ -192,13 +192,13 @@ func TestInitExpires(t *testing.T) {
 func TestFinal(t *testing.T) {
 	t.Parallel()
 	s := upStory(t, every(300*ms, 3))
-	p := s.hear(Up, every(300*ms, 3), func(p *packet) { p.poll = true })
+	p := s.hear(Up, every(300*ms, 3), func(p *Packet) { p.poll = true })
 	require.True(t, p.final)
 	require.False(t, p.poll)
 	require.Nil(t, s.hear(Up, every(300*ms, 3)), "one Final for one Poll")
 
-	s.set(every(400*ms, 3)) // our own Poll Sequence begins
-	p = s.hear(Up, every(300*ms, 3), func(p *packet) { p.poll = true })
+	s.Set(every(400*ms, 3)) // our own Poll Sequence begins
+	p = s.hear(Up, every(300*ms, 3), func(p *Packet) { p.poll = true })
 	require.True(t, p.final)
 	require.False(t, p.poll, "never both")
 	require.True(t, s.pass(300 * ms)[0].poll)
@@ -223,7 +223,7 @@ func TestNewTimers(t *testing.T) {
 			t.Parallel()
 			s := upStory(t, test.from)
 			s.hear(Up, peer)
-			s.set(test.to)
+			s.Set(test.to)
 			require.Nil(t, s.sends(), "the Poll waits for its turn (section 6.5)")
 			s.hear(Up, peer)
 			require.Equal(t, test.transmit, s.transmitInterval())
@@ -232,7 +232,7 @@ func TestNewTimers(t *testing.T) {
 			require.True(t, p.poll)
 			require.Equal(t, test.to.TransmitInterval, p.desiredMinTx)
 			require.Equal(t, test.to.ReceiveInterval, p.requiredMinRx)
-			s.hear(Up, peer, func(p *packet) { p.final = true })
+			s.hear(Up, peer, func(p *Packet) { p.final = true })
 			require.Equal(t, test.transmitThen, s.transmitInterval())
 			require.Equal(t, test.receiveThen, s.receiveInterval())
 			require.Equal(t, Up, s.state)
@@ -244,12 +244,12 @@ func TestNewTimers(t *testing.T) {
 func TestNewTimersTwice(t *testing.T) {
 	t.Parallel()
 	s := upStory(t, every(100*ms, 3))
-	s.set(every(200*ms, 3))
-	s.set(every(400*ms, 3))
-	s.hear(Up, every(50*ms, 3), func(p *packet) { p.final = true })
+	s.Set(every(200*ms, 3))
+	s.Set(every(400*ms, 3))
+	s.hear(Up, every(50*ms, 3), func(p *Packet) { p.final = true })
 	require.Equal(t, 100*ms, s.transmitInterval())
 	require.True(t, s.polling)
-	s.hear(Up, every(50*ms, 3), func(p *packet) { p.final = true })
+	s.hear(Up, every(50*ms, 3), func(p *Packet) { p.final = true })
 	require.Equal(t, 400*ms, s.transmitInterval())
 	require.False(t, s.polling)
 }
@@ -261,14 +261,14 @@ func TestPeerAsksForLess(t *testing.T) {
 	require.Len(t, s.pass(10*time.Second), 5, "no more than it can take")
 	s.hear(Up, Timers{100 * ms, 0, 200})
 	require.Empty(t, s.pass(10*time.Second), "nothing, if it wants nothing")
-	require.True(t, s.hear(Up, Timers{100 * ms, 0, 200}, func(p *packet) { p.poll = true }).final, "but Finals")
+	require.True(t, s.hear(Up, Timers{100 * ms, 0, 200}, func(p *Packet) { p.poll = true }).final, "but Finals")
 	s.hear(Up, every(100*ms, 200))
 	require.Len(t, s.pass(time.Second), 10)
 
 	// Demand mode (section 6.6).
-	s.hear(Up, every(100*ms, 200), func(p *packet) { p.demand = true })
+	s.hear(Up, every(100*ms, 200), func(p *Packet) { p.demand = true })
 	require.Empty(t, s.pass(10*time.Second))
-	s.set(every(200*ms, 3))
+	s.Set(every(200*ms, 3))
 	require.True(t, s.sends().poll, "a Poll Sequence is sent all the same")
 }
 
@@ -306,23 +306,23 @@ func TestPeerAdminDownIsNoFailure(t *testing.T) {
 func TestLeave(t *testing.T) {
 	t.Parallel()
 	s := upStory(t, every(300*ms, 3))
-	s.leave(s.now)
+	s.Leave(s.now)
 	p := s.sends()
-	require.Equal(t, packet{state: AdminDown, diagnostic: AdministrativelyDown, multiplier: 3, my: 7, your: 9, desiredMinTx: time.Second,
+	require.Equal(t, Packet{state: AdminDown, diagnostic: AdministrativelyDown, multiplier: 3, my: 7, your: 9, desiredMinTx: time.Second,
 		requiredMinRx: 300 * ms}, *p)
-	require.Nil(t, s.hear(Up, every(300*ms, 3), func(p *packet) { p.poll = true }), "it is over")
-	require.False(t, s.left())
+	require.Nil(t, s.hear(Up, every(300*ms, 3), func(p *Packet) { p.poll = true }), "it is over")
+	require.False(t, s.Left())
 	for range farewells - 1 {
-		require.False(t, s.left())
-		s.now = s.deadline()
+		require.False(t, s.Left())
+		s.now = s.Deadline()
 		require.Equal(t, AdminDown, s.sends().state)
 	}
-	require.True(t, s.left())
+	require.True(t, s.Left())
 	require.LessOrEqual(t, s.now.Sub(epoch), (farewells-1)*farewellInterval)
 
 	s = newStory(t, every(300*ms, 3))
-	s.leave(s.now)
-	require.True(t, s.left(), "who never was heard need not be told")
+	s.Leave(s.now)
+	require.True(t, s.Left(), "who never was heard need not be told")
 }
 
 func TestJitter(t *testing.T) {
@@ -336,9 +336,9 @@ func TestJitter(t *testing.T) {
 		s.pass(10 * ms)
 		s.hear(Up, every(100*ms, 200))
 		s.random = func() float64 { return test.random }
-		s.now = s.deadline()
+		s.now = s.Deadline()
 		require.NotNil(t, s.sends())
-		require.Equal(t, test.want, s.deadline().Sub(s.now))
+		require.Equal(t, test.want, s.Deadline().Sub(s.now))
 	}
 }
 

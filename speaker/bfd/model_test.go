@@ -16,8 +16,8 @@ type wire struct {
 	t       *rapid.T
 	random  *rand.Rand
 	now     time.Time
-	ends    [2]*machine
-	last    [2]*packet // sent
+	ends    [2]*Machine
+	last    [2]*Packet // sent
 	polls   [2]int     // that arrived
 	finals  [2]int     // sent
 	changes [2]int     // transitions to Up and from it
@@ -29,7 +29,7 @@ type wire struct {
 
 // flight is a packet on its way to an end.
 type flight struct {
-	packet
+	Packet
 	to int
 	at time.Time
 }
@@ -39,7 +39,7 @@ func newWire(t *rapid.T) *wire {
 	w := &wire{t: t, random: rand.New(rand.NewPCG(seed, 1)), now: epoch}
 	for i := range w.ends {
 		w.delay[i] = time.Duration(rapid.IntRange(0, 3000).Draw(t, "delay in µs")) * time.Microsecond
-		w.ends[i] = newMachine(drawTimers(t), uint32(i+1), w.random.Float64, w.now)
+		w.ends[i] = NewMachine(drawTimers(t), uint32(i+1), w.random.Float64, w.now)
 	}
 	return w
 }
@@ -57,7 +57,7 @@ func (w *wire) run(d time.Duration) {
 	for end := w.now.Add(d); ; {
 		next := end
 		for _, m := range w.ends {
-			next = earliest(next, m.deadline())
+			next = earliest(next, m.Deadline())
 		}
 		if len(w.flying) > 0 {
 			next = earliest(next, w.flying[0].at)
@@ -71,7 +71,7 @@ func (w *wire) run(d time.Duration) {
 			if f.poll {
 				w.polls[f.to]++
 			}
-			w.step(f.to, func(m *machine) { m.receive(f.packet, w.now) })
+			w.step(f.to, func(m *Machine) { m.Receive(f.Packet, w.now) })
 			w.advance(f.to)
 		}
 		for i := range w.ends {
@@ -90,7 +90,7 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-func (w *wire) step(i int, do func(*machine)) {
+func (w *wire) step(i int, do func(*Machine)) {
 	before := w.ends[i].state
 	do(w.ends[i])
 	if after := w.ends[i].state; before != after && (before == Up || after == Up) {
@@ -102,9 +102,9 @@ func (w *wire) step(i int, do func(*machine)) {
 func (w *wire) advance(i int) {
 	m := w.ends[i]
 	sentBefore, interval := m.sent, m.transmitInterval()
-	var p packet
+	var p Packet
 	var sent bool
-	w.step(i, func(m *machine) { p, sent = m.advance(w.now) })
+	w.step(i, func(m *Machine) { p, sent = m.Advance(w.now) })
 	if !sent {
 		return
 	}
@@ -149,7 +149,7 @@ func TestModel(t *testing.T) { // not beside those that depend on time
 			"new timers": func(t *rapid.T) {
 				before := w.changes
 				for range rapid.IntRange(1, 4).Draw(t, "changes") {
-					w.ends[rapid.IntRange(0, 1).Draw(t, "end")].set(drawTimers(t))
+					w.ends[rapid.IntRange(0, 1).Draw(t, "end")].Set(drawTimers(t))
 					w.run(time.Duration(rapid.IntRange(10, 4000).Draw(t, "pause")) * ms)
 				}
 				w.run(settle)
@@ -209,7 +209,7 @@ func TestModel(t *testing.T) { // not beside those that depend on time
 			"peer restarts": func(t *rapid.T) {
 				i := rapid.IntRange(0, 1).Draw(t, "end")
 				m := w.ends[i]
-				w.ends[i] = newMachine(m.timers, m.local+2, w.random.Float64, w.now)
+				w.ends[i] = NewMachine(m.timers, m.local+2, w.random.Float64, w.now)
 				w.last[i] = nil
 				w.run(settle)
 				w.requireUp("after a restart")

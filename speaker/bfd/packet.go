@@ -127,9 +127,9 @@ const (
 	flagMultipoint     = 1 << 0
 )
 
-// packet is a BFD Control packet (RFC 5880, section 4.1) with what Lodestone
+// Packet is a BFD Control packet (RFC 5880, section 4.1) with what Lodestone
 // uses of it.
-type packet struct {
+type Packet struct {
 	diagnostic                     Diagnostic
 	state                          State
 	poll, final, authentic, demand bool
@@ -141,7 +141,7 @@ type packet struct {
 // marshal returns the packet on the wire. We have no Echo function, so
 // Required Min Echo RX Interval is zero, and we are independent of no control
 // plane, so C is clear.
-func (p packet) marshal() []byte {
+func (p Packet) marshal() []byte {
 	b := make([]byte, packetLength)
 	b[0] = version<<versionShift | byte(p.diagnostic)&diagnosticBits
 	b[1] = byte(p.state)<<stateShift | bit(p.poll, flagPoll) | bit(p.final, flagFinal) | bit(p.demand, flagDemand)
@@ -162,7 +162,7 @@ func bit(set bool, b byte) byte {
 
 // parse reads a packet and checks what can be checked without a session (RFC
 // 5880, section 6.8.6).
-func parse(b []byte) (p packet, why Discard) {
+func parse(b []byte) (p Packet, why Discard) {
 	switch {
 	case len(b) < packetLength:
 		return p, BadLength
@@ -170,7 +170,7 @@ func parse(b []byte) (p packet, why Discard) {
 		return p, BadVersion
 	}
 	flags := b[1]
-	p = packet{
+	p = Packet{
 		diagnostic: Diagnostic(b[0] & diagnosticBits), state: State(flags >> stateShift),
 		poll: flags&flagPoll != 0, final: flags&flagFinal != 0, authentic: flags&flagAuthentication != 0, demand: flags&flagDemand != 0,
 		multiplier: b[2], my: binary.BigEndian.Uint32(b[4:]), your: binary.BigEndian.Uint32(b[8:]),

@@ -11,7 +11,7 @@ import (
 // example is a packet of ours and its bytes, by the figure in RFC 5880,
 // section 4.1.
 var (
-	example = packet{
+	example = Packet{
 		diagnostic: NeighborSignaledDown, state: Up, poll: true, multiplier: 3, my: 0x01020304, your: 0x0a0b0c0d,
 		desiredMinTx: 300 * time.Millisecond, requiredMinRx: 50 * time.Millisecond,
 	}
@@ -25,7 +25,7 @@ func TestMarshal(t *testing.T) {
 	require.Empty(t, why)
 	require.Equal(t, example, got)
 
-	final := packet{state: Init, final: true, demand: true, multiplier: 255, my: 1, your: 2, desiredMinTx: longestInterval}
+	final := Packet{state: Init, final: true, demand: true, multiplier: 255, my: 1, your: 2, desiredMinTx: longestInterval}
 	got, why = parse(final.marshal())
 	require.Empty(t, why)
 	require.Equal(t, final, got)
@@ -87,9 +87,9 @@ func FuzzParse(f *testing.F) {
 
 // corpus are packets that lead into every branch.
 func corpus() [][]byte {
-	down := packet{state: Down, multiplier: 3, my: 9, desiredMinTx: time.Second, requiredMinRx: time.Second}
-	demand := packet{state: Up, demand: true, final: true, multiplier: 1, my: 9, your: 7}
-	admin := packet{diagnostic: AdministrativelyDown, multiplier: 3, my: 9, your: 7}
+	down := Packet{state: Down, multiplier: 3, my: 9, desiredMinTx: time.Second, requiredMinRx: time.Second}
+	demand := Packet{state: Up, demand: true, final: true, multiplier: 1, my: 9, your: 7}
+	admin := Packet{diagnostic: AdministrativelyDown, multiplier: 3, my: 9, your: 7}
 	long := append(example.marshal(), make([]byte, 40)...)
 	long[1] |= flagAuthentication
 	long[3] = 64

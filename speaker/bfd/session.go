@@ -129,7 +129,7 @@ func (s Session) transport() transport { return transport{s.Remote.Is6(), s.Mult
 type session struct {
 	name    string
 	want    Session
-	machine *machine
+	machine *Machine
 	link    link
 	port    uint16    // that packets were sent from last
 	since   time.Time // of the state
@@ -159,22 +159,22 @@ func (s *session) accepts(d datagram) bool {
 }
 
 // receive takes a packet.
-func (s *session) receive(p packet, now time.Time) {
+func (s *session) receive(p Packet, now time.Time) {
 	s.counters.received.Add(1)
 	s.counters.lastReceived.Store(now.UnixNano())
 	s.refused = false
 	if gap, interval := s.machine.gap(now); interval > 0 {
 		s.counters.gaps.Observe(float64(gap) / float64(interval))
 	}
-	s.step(now, func() { s.machine.receive(p, now) })
+	s.step(now, func() { s.machine.Receive(p, now) })
 	s.counters.lost.Store(s.machine.lost)
 }
 
 // transmit sends what is due.
 func (s *session) transmit(now time.Time) {
-	var p packet
+	var p Packet
 	var due bool
-	s.step(now, func() { p, due = s.machine.advance(now) })
+	s.step(now, func() { p, due = s.machine.Advance(now) })
 	if !due {
 		return
 	}

@@ -75,9 +75,9 @@ func heard(t testing.TB) *Task {
 	for i, s := range task.sessions {
 		s.link.ifindex = 5
 		for _, state := range []State{Down, Init, Up} {
-			s.receive(packet{state: state, multiplier: 3, my: uint32(90 + i), your: s.machine.local, desiredMinTx: 300 * ms,
+			s.receive(Packet{state: state, multiplier: 3, my: uint32(90 + i), your: s.machine.local, desiredMinTx: 300 * ms,
 				requiredMinRx: 300 * ms}, epoch)
-			s.machine.advance(epoch)
+			s.machine.Advance(epoch)
 		}
 		require.Equal(t, Up, s.machine.state)
 	}
@@ -92,7 +92,7 @@ func (t *Task) session(name string) *session {
 func (t *Task) from(name string) datagram {
 	s := t.session(name)
 	d := datagram{transport: s.want.transport(), from: s.want.Remote.WithZone(""), to: addr("198.18.0.1"), ifindex: 5, hops: maxHops}
-	d.payload = packet{state: Down, multiplier: 3, my: 91, your: s.machine.local, desiredMinTx: time.Second,
+	d.payload = Packet{state: Down, multiplier: 3, my: 91, your: s.machine.local, desiredMinTx: time.Second,
 		requiredMinRx: time.Second}.marshal()
 	return d
 }
@@ -161,8 +161,8 @@ func TestForgeriesChangeNothing(t *testing.T) {
 }
 
 // machines are copies of all state machines, without what cannot be compared.
-func (t *Task) machines() map[string]machine {
-	all := map[string]machine{}
+func (t *Task) machines() map[string]Machine {
+	all := map[string]Machine{}
 	for _, s := range t.sessions {
 		m := *s.machine
 		m.random = nil
@@ -212,12 +212,12 @@ func FuzzReceive(f *testing.F) {
 		require.Equal(t, p.my, s.machine.remote)
 		answers := 0
 		for ; answers < 3; answers++ {
-			if _, sent := s.machine.advance(now); !sent {
+			if _, sent := s.machine.Advance(now); !sent {
 				break
 			}
 		}
 		require.LessOrEqual(t, answers, 1, "one packet makes at most one")
-		require.False(t, s.machine.deadline().Before(now) && answers == 0, "the loop does not spin")
+		require.False(t, s.machine.Deadline().Before(now) && answers == 0, "the loop does not spin")
 	})
 }
 
@@ -303,7 +303,7 @@ func TestForgedOnTheWire(t *testing.T) {
 		a.set(map[string]Session{"b": {Remote: addr(remote), Timers: within(100 * ms)}})
 		b.set(map[string]Session{"a": {Remote: addr(local), Timers: within(100 * ms)}})
 		up := a.awaitUp("b")
-		forged := packet{state: Down, multiplier: 3, my: up.RemoteDiscriminator, your: up.Discriminator}
+		forged := Packet{state: Down, multiplier: 3, my: up.RemoteDiscriminator, your: up.Discriminator}
 		sendTo := func(h *testnet.Host, hops int) {
 			require.NoError(t, h.Do(func() error {
 				c, err := net.Dial("udp", net.JoinHostPort(local, "3784"))
@@ -358,7 +358,7 @@ func TestFlood(t *testing.T) {
 	b.set(map[string]Session{"a": {Remote: addr("198.18.0.1"), Timers: within(100 * ms)}})
 	a.awaitUp("b")
 	b.awaitUp("a")
-	forged := packet{state: Down, multiplier: 3, my: 1, your: a.States()["b"].Discriminator}.marshal()
+	forged := Packet{state: Down, multiplier: 3, my: 1, your: a.States()["b"].Discriminator}.marshal()
 	require.NoError(t, s.Hosts[2].Do(func() error {
 		c, err := net.Dial("udp", "198.18.0.1:3784")
 		if err != nil {
@@ -481,11 +481,11 @@ func TestMetrics(t *testing.T) {
 // Gaps between packets count while the session is Up, as shares of the interval.
 func TestGaps(t *testing.T) {
 	t.Parallel()
-	s := &session{machine: newMachine(every(100*ms, 3), 1, func() float64 { return 0 }, epoch), counters: counters{gaps: newGaps("b")}}
+	s := &session{machine: NewMachine(every(100*ms, 3), 1, func() float64 { return 0 }, epoch), counters: counters{gaps: newGaps("b")}}
 	now := epoch
 	hear := func(after time.Duration, state State) {
 		now = now.Add(after)
-		s.receive(packet{state: state, my: 2, your: 1, multiplier: 3, desiredMinTx: 100 * ms, requiredMinRx: 100 * ms}, now)
+		s.receive(Packet{state: state, my: 2, your: 1, multiplier: 3, desiredMinTx: 100 * ms, requiredMinRx: 100 * ms}, now)
 	}
 	hear(0, Down)
 	hear(900*ms, Init)
