@@ -5,14 +5,15 @@
 // Messages are encoded and decoded by gobgp's packet library; the sessions are
 // ours. docs/explanation/decisions.md says why gobgp's server is not used.
 //
-// One goroutine, Run, owns what the node wants: the sessions, their routes, and which peers
+// One goroutine, Run, owns what the node wants (Machine): the sessions, their routes, and which peers
 // are kept down. Each session is a task of its own. It shares only its adj-RIB-out with Run:
 // Run marks changes in it, and the session sends them. A router that is slow, broken or
 // hostile therefore delays no other.
 //
 // The files, from the outside in:
 //
-//	bgp.go         Announcer: which sessions there are, and what they are to send
+//	bgp.go         Announcer: the task that has the sessions
+//	machine.go     Machine: which sessions there are to be, and what they are to send, without a clock and sockets
 //	session.go     a session: it connects, waits and tries again
 //	connect.go     its TCP connection; collision.go: one more, that the router opened
 //	open.go        OPEN messages, and what both sides can
@@ -26,17 +27,14 @@ package bgp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -80,12 +78,8 @@ type Announcer struct {
 	stopped chan struct{}
 
 	// Owned by Run.
-	ctx       context.Context // of the sessions
+	machine   *Machine
 	sessions  map[string]*session
-	routes    map[netip.Prefix]plan.Route
-	permit    *netipx.IPSet     // see plan.BGP
-	down      map[string]string // peers not to be talked to, and why
-	draining  bool
 	listeners *listeners
 	discovery *discovery
 	running   sync.WaitGroup // sessions, also those of peers that are gone
@@ -104,9 +98,8 @@ func New(o Options) *Announcer {
 		calls:    make(chan func()),
 		end:      make(chan bool),
 		stopped:  make(chan struct{}),
+		machine:  NewMachine(o.Passwords, o.Restarting),
 		sessions: map[string]*session{},
-		routes:   map[netip.Prefix]plan.Route{},
-		down:     map[string]string{},
 	}
 	a.published.Store(&map[string]*session{})
 	o.Registry.MustRegister(collector{a})
@@ -120,10 +113,8 @@ func (a *Announcer) String() string { return "bgp" }
 // taken for a restart: routers that agreed to graceful restart keep the routes.
 func (a *Announcer) Run(ctx context.Context) error {
 	defer close(a.stopped)
-	sessions, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	a.ctx = sessions
 	a.listeners = newListeners(a.options.Inside)
-	a.discovery = newDiscovery(sessions, a.options.Inside, a.log, a.changes.Notify)
+	a.discovery = newDiscovery(a.machine.ctx, a.options.Inside, a.log, a.changes.Notify)
 	for {
 		restarting := true
 		var retry <-chan time.Time
@@ -140,7 +131,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case restarting = <-a.end:
 		}
-		cancel(ending(causeStopped, restarting))
+		a.machine.Stop(restarting)
 		a.running.Wait()
 		a.listeners.close()
 		a.discovery.running.Wait()
@@ -181,9 +172,8 @@ func (a *Announcer) do(ctx context.Context, f func()) error {
 // routers. The values in the maps belong to the Announcer from now on.
 func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 	return a.do(ctx, func() {
-		a.setPermit(want.Permit)
-		a.setRoutes(want.Routes)
-		a.setSessions(want)
+		a.machine.Set(want)
+		a.follow()
 	})
 }
 
@@ -192,12 +182,8 @@ func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 // are.
 func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error {
 	return a.do(ctx, func() {
-		a.setPermit(want.Permit)
-		for _, prefix := range changed {
-			a.setRoute(prefix, want.Routes[prefix])
-		}
-		a.flush()
-		a.setSessions(want)
+		a.machine.Update(want, changed)
+		a.follow()
 	})
 }
 
@@ -206,17 +192,8 @@ func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.P
 func (a *Announcer) SetDown(peer string, down bool, why string) {
 	//nolint:errcheck // nothing is up when the announcer has stopped
 	a.do(context.Background(), func() {
-		if down {
-			a.down[peer] = why
-		} else {
-			delete(a.down, peer)
-		}
-		if s := a.sessions[peer]; s != nil {
-			t := *s.newest
-			t.down = a.down[peer]
-			s.setTarget(t)
-			a.listeners.set(a.sessions)
-		}
+		a.machine.SetDown(peer, down, why)
+		a.listeners.set(a.sessions)
 	})
 }
 
@@ -225,40 +202,25 @@ func (a *Announcer) SetDown(peer string, down bool, why string) {
 // GRACEFUL_SHUTDOWN, and local preference 0 at internal peers. Routes of later
 // Sets do, too, until Drain(ctx, false). It does not wait for routers.
 func (a *Announcer) Drain(ctx context.Context, on bool) error {
-	return a.do(ctx, func() {
-		a.draining = on
-		for _, s := range a.sessions {
-			s.rib.drain(on)
-		}
-	})
+	return a.do(ctx, func() { a.machine.Drain(on) })
 }
 
-func (a *Announcer) setSessions(want plan.BGP) {
-	before := len(a.sessions)
+// follow has a session run for each peering.
+func (a *Announcer) follow() {
+	var fresh []*session
+	gone := false
 	for name, s := range a.sessions {
-		if _, ok := want.Sessions[name]; !ok {
-			s.cancel(ending(causeRemoved, false))
+		if a.machine.peerings[name] != s.Peering {
 			delete(a.sessions, name)
+			gone = true
 		}
 	}
-	gone := before - len(a.sessions)
-	var fresh []*session
-	for name, w := range want.Sessions {
-		t, known := a.target(name, w)
-		if s := a.sessions[name]; s != nil {
-			if known {
-				s.setTarget(t)
-			}
-			continue
+	for name, p := range a.machine.peerings {
+		if a.sessions[name] == nil {
+			s := newSession(a, p)
+			a.sessions[name] = s
+			fresh = append(fresh, s)
 		}
-		s := newSession(a, name, t)
-		a.sessions[name] = s
-		s.rib.drain(a.draining)
-		s.rib.limit(a.permit)
-		for prefix, route := range a.routes {
-			s.rib.set(prefix, route)
-		}
-		fresh = append(fresh, s)
 	}
 	published := maps.Clone(a.sessions)
 	a.published.Store(&published)
@@ -267,91 +229,8 @@ func (a *Announcer) setSessions(want plan.BGP) {
 	for _, s := range fresh {
 		a.running.Go(s.run)
 	}
-	if len(fresh)+gone > 0 {
+	if gone || len(fresh) > 0 {
 		a.changes.Notify()
-	}
-}
-
-// target returns the session as it has to be, with its password, and whether the password has
-// been read.
-func (a *Announcer) target(name string, w plan.Session) (t target, known bool) {
-	t, known = target{Session: w, down: a.down[name]}, true
-	p := w.Peer
-	switch {
-	case p.Passive && !p.Address.IsValid():
-		t.unfit = "a passive peer needs an address"
-	case !w.RouterID.Is4():
-		t.unfit = "the node has no router ID: it has no IPv4 address, and none is configured"
-	case w.Source.IsValid() && w.Source.Is4() != (p.Address.IsValid() && p.Address.Is4()):
-		t.unfit = fmt.Sprintf("the source address %s and the router's are not of the same family", w.Source)
-	case p.Password != nil:
-		known = t.readPassword(a.options.Passwords(*p.Password))
-	}
-	return t, known
-}
-
-// readPassword takes over the password, or the error that says why there is none. It returns
-// false if the password has not been read yet.
-func (t *target) readPassword(password string, err error) (known bool) {
-	key := t.Peer.Password
-	switch {
-	case err != nil:
-		t.unfit = fmt.Sprintf("no password: %v", err)
-	case password == "":
-		t.unfit = fmt.Sprintf("the password in key %q of Secret %q is empty", key.Key, key.Name)
-	case len(password) > maxPassword:
-		t.unfit = fmt.Sprintf("the password in key %q of Secret %q has %d bytes, TCP-MD5 takes at most %d", key.Key, key.Name,
-			len(password), maxPassword)
-	default:
-		t.password = password
-	}
-	return !errors.Is(err, config.ErrNotRead)
-}
-
-// setRoutes marks the routes that changed. It does not look into routes whose map is the same
-// one.
-func (a *Announcer) setRoutes(want map[netip.Prefix]plan.Route) {
-	for prefix := range a.routes {
-		if _, ok := want[prefix]; !ok {
-			a.setRoute(prefix, nil)
-		}
-	}
-	for prefix, route := range want {
-		if before, ok := a.routes[prefix]; ok && reflect.ValueOf(before).Pointer() == reflect.ValueOf(route).Pointer() {
-			continue
-		}
-		a.setRoute(prefix, route)
-	}
-	a.flush()
-}
-
-// setPermit makes all sessions withhold prefixes that are not in the set; nil: none.
-func (a *Announcer) setPermit(permit *netipx.IPSet) {
-	if permit == a.permit || permit != nil && a.permit != nil && permit.Equal(a.permit) {
-		return
-	}
-	a.permit = permit
-	for _, s := range a.sessions {
-		s.rib.limit(permit)
-	}
-}
-
-// setRoute replaces a route; nil is none.
-func (a *Announcer) setRoute(prefix netip.Prefix, route plan.Route) {
-	if route == nil {
-		delete(a.routes, prefix)
-	} else {
-		a.routes[prefix] = route
-	}
-	for _, s := range a.sessions {
-		s.rib.set(prefix, route)
-	}
-}
-
-// flush has all sessions send what changed.
-func (a *Announcer) flush() {
-	for _, s := range a.sessions {
-		s.rib.flush()
 	}
 }
 

@@ -91,8 +91,8 @@ func (s *session) forgetConnections() {
 
 // ourOpen is the OPEN that the router is sent.
 func (s *session) ourOpen(t *target) ([]byte, error) {
-	return openOf(t, t.Peer.Address.Is6() || t.Peer.Interface != "", s.announcer.options.Restarting && !s.was,
-		s.announcer.options.Restarting || s.was)
+	restarting, kept := s.Restarts()
+	return openOf(t, t.Peer.Address.Is6() || t.Peer.Interface != "", restarting, kept)
 }
 
 // greet exchanges OPENs and checks the router's.

@@ -189,8 +189,8 @@ func (s *session) sendNotification(conn net.Conn, err error, n negotiated) {
 	if f.notification == nil || conn.SetDeadline(time.Now().Add(lastWord)) != nil {
 		return
 	}
-	if !f.silent || !n.restart {
-		if _, err := conn.Write(f.encode(n)); err != nil {
+	if m := f.encode(n); m != nil {
+		if _, err := conn.Write(m); err != nil {
 			return
 		}
 	}

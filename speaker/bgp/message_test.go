@@ -246,10 +246,10 @@ func FuzzRead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m message
 		var err error
-		s := &session{rib: newRIB("tor")}
+		s := &session{Peering: &Peering{rib: newRIB("tor")}}
 		testcost.Within(t, "a message", len(b), func() {
 			if m, err = readMessage(bytes.NewReader(b)); err == nil {
-				s = &session{rib: newRIB("tor")}
+				s = &session{Peering: &Peering{rib: newRIB("tor")}}
 				_, err = s.handle(m)
 			}
 		})

@@ -154,10 +154,13 @@ func (t *target) held() *failure {
 	return nil
 }
 
-// encode returns the message for a router that agreed on n. If a NOTIFICATION leaves the
+// encode returns the message for a router that agreed on n, nil if it is sent none. If a NOTIFICATION leaves the
 // routes in place at this router, one that must not is wrapped in a hard reset (RFC 8538
 // section 3).
 func (f *failure) encode(n negotiated) []byte {
+	if f.notification == nil || f.silent && n.restart {
+		return nil
+	}
 	m := *f.notification
 	if f.final && n.notify {
 		m = *notification(packet.BGP_ERROR_CEASE, packet.BGP_ERROR_SUB_HARD_RESET, append([]byte{m.ErrorCode, m.ErrorSubcode}, m.Data...))

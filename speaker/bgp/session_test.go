@@ -15,11 +15,11 @@ import (
 func TestPauses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &session{}
-		to := &target{Session: plan.Session{Peer: &config.Peer{ConnectRetry: 5 * time.Second}}}
+		to := target{Session: plan.Session{Peer: &config.Peer{ConnectRetry: 5 * time.Second}}}
+		s := &session{Peering: &Peering{target: to}}
 		pauses := func(want time.Duration, lasted time.Duration) {
 			t.Helper()
-			got := s.pause(to, lasted)
+			got := s.pause(lasted)
 			require.LessOrEqual(t, got, want)
 			require.GreaterOrEqual(t, got, want*3/4)
 		}

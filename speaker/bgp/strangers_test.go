@@ -17,7 +17,7 @@ func TestStrangersAtTheBGPPort(t *testing.T) {
 	t.Parallel()
 	router := netip.MustParseAddr("127.0.0.2")
 	l := newListeners(func(f func() error) error { return f() })
-	s := &session{accepted: make(chan *net.TCPConn, 1), ctx: t.Context()}
+	s := &session{Peering: &Peering{ctx: t.Context()}, accepted: make(chan *net.TCPConn, 1)}
 	l.peers.Store(&map[netip.Addr]*session{router: s})
 	port, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
 	require.NoError(t, err)
