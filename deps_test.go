@@ -97,9 +97,9 @@ var mayImport = []struct {
 	{"controller/leader", nil, "whether this replica may write follows from its Lease alone"},
 	{"test/world", []string{"controller/leader", "controller/quarantine", "controller/servicelb", "controller/servicelb/ledger",
 		"ipam", "pkg/annotation", "pkg/clusterfacts", "pkg/config", "pkg/kube", "pkg/objects", "pkg/report", "speaker/core",
-		"speaker/detector/watch", "speaker/direct", "speaker/layer2/seal", "speaker/layer2/segment", "speaker/layer2/wire",
-		"speaker/membership/keys", "speaker/plan", "speaker/snapshot", "test/nft"},
-		"it runs the machines, and nothing that has a clock or a socket"},
+		"speaker/bfd", "speaker/bgp", "speaker/detector/watch", "speaker/direct", "speaker/layer2/seal", "speaker/layer2/segment",
+		"speaker/layer2/wire", "speaker/membership/keys", "speaker/plan", "speaker/snapshot", "test/nft"},
+		"it runs the machines, those of bfd and bgp, too, and nothing that has a clock or a socket"},
 	{"speaker/podroutes", []string{"pkg/notify", "pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"},
 		"an announcer knows the plan's types and no other announcer"},
 }

@@ -102,6 +102,7 @@ func (a *api) put(key string, object any) {
 		a.checks.decreed = a.now
 	}
 	a.data.written(key, object)
+	a.routing.wrote(key)
 	a.checks.lookWhoIsAble()
 }
 
@@ -269,7 +270,7 @@ func (a *api) document(prefers, pools int) *config.Config {
 		layer2 = append(layer2, "forwarding: direct")
 	}
 	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + poolsOf[pools%len(poolsOf)] +
-		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n"
+		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n" + a.routing.document(pools%len(poolsOf) != 1)
 	if a.Dual {
 		text = strings.ReplaceAll(text, "lan, addresses: [", "lan, addresses: [2001:db8::100-2001:db8::113, ")
 	}

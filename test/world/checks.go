@@ -76,7 +76,7 @@ type checks struct {
 	second    time.Duration
 	frames    map[int]int // in this second, by node
 	announced time.Duration
-	started   time.Duration // when a speaker started last
+	started   time.Duration // when a speaker started or ended last
 
 	connections connections
 }
@@ -206,6 +206,9 @@ func (c *checks) tick() {
 	}
 	c.checkHeal()
 	c.checkDetection()
+	if c.routing != nil {
+		c.routing.checks.tick()
+	}
 	c.after(checkInterval, c.tick)
 }
 
@@ -482,6 +485,9 @@ func (c *checks) atTheEnd() {
 		c.fail("a restart changes nothing", "the controller has written %d times since it was replaced", c.control.writes-c.restarted)
 	}
 	c.tables()
+	if c.routing != nil {
+		c.routing.checks.atTheEnd()
+	}
 	if fault := c.book.apart(c.api); fault != "" {
 		c.fail("in the end addresses are apart", "%s", fault)
 	}

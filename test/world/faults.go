@@ -13,6 +13,10 @@ import (
 // inflict begins a fault, and has it end.
 func (w *World) inflict(f Fault) {
 	w.record("-- %s", f)
+	if f.Kind >= Reboot {
+		w.routing.inflict(f)
+		return
+	}
 	if !f.Kind.planned() {
 		w.checks.disturb()
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// lan is the segment. Nodes and hosts are stations on it, by number: the nodes first.
+// lan is the segment. Nodes, hosts and routers are stations on it, by number, in this order.
 type lan struct {
 	*World
 	unplugged []int          // by station, how many faults have its cable out
@@ -22,7 +22,7 @@ type lan struct {
 }
 
 func newLAN(w *World) *lan {
-	return &lan{World: w, unplugged: make([]int, w.Nodes+hosts), backbone: make([]int, w.Nodes), cut: map[[2]int]int{},
+	return &lan{World: w, unplugged: make([]int, w.Nodes+hosts+w.Routers), backbone: make([]int, w.Nodes), cut: map[[2]int]int{},
 		heard: map[string][]byte{}}
 }
 
@@ -93,8 +93,8 @@ func (l *lan) sound() bool {
 // cutOff cuts frames between all pairs for which apart is true, and returns what mends it.
 func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
 	var pairs [][2]int
-	for from := range len(l.nodes) + len(l.hosts) {
-		for to := range len(l.nodes) + len(l.hosts) {
+	for from := range l.unplugged {
+		for to := range l.unplugged {
 			if from != to && apart(from, to) {
 				pairs = append(pairs, [2]int{from, to})
 				l.cut[[2]int{from, to}]++

@@ -56,10 +56,11 @@ type node struct {
 	unprobed map[netip.Addr]bool // see layer2.Announcer
 	answers  map[netip.Addr]bool // for what the node answers: true if it announces the VIP, false while that leaves
 
-	plane    plane
-	director director
-	detector *detector // nil: who is alive is modelled
-	reports  bool      // the Lease is about to show whether the rules are there
+	plane     plane
+	director  director
+	detector  *detector  // nil: who is alive is modelled
+	announcer *announcer // nil: no routers were sent anything yet
+	reports   bool       // the Lease is about to show whether the rules are there
 
 	keyring
 	membership
@@ -103,9 +104,11 @@ func (n *node) end() {
 	n.running, n.paused, n.stopping = false, false, false
 	n.watch.end()
 	n.record("%s: speaker is gone", n.name)
+	n.checks.started = n.now
 	n.membership = membership{view: make([]peer, n.Nodes)}
 	n.vips, n.families = nil, nil
 	n.lookAtAnswers()
+	n.closeConnections()
 	n.reach()
 }
 
@@ -245,6 +248,7 @@ func (n *node) apply(e core.Effects) {
 	if e.SetVIPs {
 		n.assign(e.VIPs)
 	}
+	n.route(e)
 	for _, vip := range e.Gone {
 		delete(n.unprobed, vip)
 	}
@@ -341,6 +345,7 @@ func (n *node) writeNode() {
 	if n.Direct {
 		at.Addresses = n.addresses()
 	}
+	n.routing.annotate(n, &at)
 	n.api.put("node/"+n.name, at)
 }
 

@@ -32,6 +32,8 @@ type Scenario struct {
 	Detector bool
 	// Dual is set if the segment has IPv6, and Services have addresses of either family or of both.
 	Dual bool
+	// Routers is how many routers nodes announce to.
+	Routers int
 	// Faults are in the order in which they begin.
 	Faults []Fault
 }
@@ -98,7 +100,10 @@ var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch"
 	"liar", "rekey"}
 
 func (k Kind) String() string {
-	if k >= Power {
+	switch {
+	case k >= Reboot:
+		return routerNames[k-Reboot]
+	case k >= Power:
 		return dataNames[k]
 	}
 	return names[k]
@@ -171,6 +176,7 @@ func Draw(seed uint64) Scenario {
 			Other: r.IntN(1 << 16)})
 	}
 	s.drawData()
+	s.drawRouters()
 	return s
 }
 
@@ -185,7 +191,10 @@ func (s Scenario) quiet() time.Duration {
 
 // End is when the world ends.
 func (s Scenario) End() time.Duration {
-	if s.Direct {
+	switch {
+	case s.Routers > 0:
+		return s.quiet() + settledRouters
+	case s.Direct:
 		return s.quiet() + settledDirect
 	}
 	return s.quiet() + settled
@@ -193,8 +202,8 @@ func (s Scenario) End() time.Duration {
 
 // String returns the scenario as the first lines of its story.
 func (s Scenario) String() string {
-	text := fmt.Sprintf("seed %d: %d nodes, %d services, separate=%t keep=%t prefer=%t refresh=%t direct=%t dual=%t detector=%t\n", s.Seed,
-		s.Nodes, s.Services, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual, s.Detector)
+	text := fmt.Sprintf("seed %d: %d nodes, %d services, %d routers, separate=%t keep=%t prefer=%t refresh=%t direct=%t dual=%t detector=%t\n",
+		s.Seed, s.Nodes, s.Services, s.Routers, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual, s.Detector)
 	for _, f := range s.Faults {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
 	}

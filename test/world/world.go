@@ -21,6 +21,9 @@
 //	director.go  what a speaker's Director does, with its real machine
 //	plane.go     a node's kernel: the real rules, conntrack, kube-proxy, and its neighbour table
 //	connections.go  connections of clients, and their invariants
+//	routers.go   routers, and what goes wrong with them
+//	sessions.go  what a speaker does with routers, with its real Announcer and BFD
+//	routes.go    the invariants of routes
 //	api.go       the API server, and what everybody has seen of it
 //	control.go   the replicas of the controller, and which of them leads
 //	leading.go   what the leader does, with its ledger
@@ -76,6 +79,7 @@ type World struct {
 	control *control
 	checks  *checks
 	data    *dataPath
+	routing *routing // nil: there are no routers
 
 	services map[version]plan.Service // see serviceIn
 }
@@ -92,9 +96,11 @@ func Run(s Scenario, story io.Writer) *Failure {
 	for i := range hosts {
 		w.hosts = append(w.hosts, newHost(w, s.Nodes+i))
 	}
+	w.routing = newRouting(w)
 	w.api.fill()
 	w.data.use()
 	w.control.begin()
+	w.routing.begin()
 	for _, n := range w.nodes {
 		w.after(w.upTo(3*time.Second), n.begin)
 	}
