@@ -235,11 +235,13 @@ func (c *routeChecks) established(r *router, n *node) bool {
 
 // lookAtVIP: a router has a route to somebody who serves the VIP, and none to others.
 func (c *routeChecks) lookAtVIP(r *router, vip netip.Addr) {
-	served := false // or it is not known yet that nobody is there who does, or kube-proxy is late: see docs/explanation/found-by.md
+	// Or it is not known yet that nobody is there who does, kube-proxy is late, or the router keeps routes for a restart: see
+	// docs/explanation/found-by.md.
+	served := false
 	hops := r.hops(vip)
 	for _, n := range hops {
 		serves := c.serves(r, n, vip)
-		served = served || serves || !c.there(r, n) || c.late(n, vip)
+		served = served || serves || !c.there(r, n) || c.late(n, vip) || !r.neighbours[n.id].up
 		c.lookAtHop(r, n, vip, serves)
 	}
 	for _, n := range c.World.nodes {
