@@ -186,9 +186,13 @@ func (m *Machine) alone(s *member) bool {
 }
 
 // called records that another member does not hear the subject, and answers if this speaker does. Else it finds out.
+// It answers for itself if it does not know the subject, which may have started anew while the other one was paused: who
+// has no answer at all takes itself to be alone.
 func (m *Machine) called(from, s *member) {
 	switch {
-	case s == nil || s == from:
+	case s == nil:
+		m.send(from, Answer, 0)
+	case s == from:
 	case s.lost:
 		m.send(from, Dead, s.Session)
 	case m.fresh(s):

@@ -262,6 +262,31 @@ func TestStopped(t *testing.T) {
 	}
 }
 
+// While a speaker is stopped another one starts anew, and it has not heard of that yet. The one that it knows is silent, and
+// others do not know that one any more. They answer, so that it does not take itself to be alone.
+func TestStoppedWhileAnotherOneStartsAnew(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{3, 10} {
+		w := newWorld(t, n)
+		w.heal = 50 * ms
+		for _, o := range w.nodes {
+			o.timing = Timing{100 * ms, 3} // as with failover: conservative; heartbeats each 25 ms come before it is sure
+			o.update()
+		}
+		w.run(time.Second)
+		x, anew := w.nodes[0], w.nodes[1]
+		x.stopped = w.now.Add(5 * time.Second)
+		anew.Session = w.random.Uint64() | 1
+		anew.Machine = New(anew.Member, anew.timing, w.now)
+		for _, o := range w.nodes[1:] {
+			o.update()
+		}
+		w.run(9 * time.Second)
+		w.quiet(t)
+		assert.Zero(t, x.verdict, "%d speakers", n)
+	}
+}
+
 // A speaker that is stopped for 150 ms again and again is lost once: its watchers know from then on how late it may be. So
 // its VIPs move twice, and not with each pause.
 func TestStoppedAgainAndAgain(t *testing.T) {
