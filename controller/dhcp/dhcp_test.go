@@ -305,6 +305,83 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// A machine on the segment answers each message many times, and each time something else is
+// wrong. One error comes of a message: each is a write of the Service, and a line in the log.
+func TestManyAnswersAreOneError(t *testing.T) {
+	t.Parallel()
+	for name, flood := range map[string]func(w *world, m sent, i byte){
+		"unusable": func(w *world, m sent, i byte) {
+			w.answer(m, dhcpv4.MessageTypeOffer, serverB, netip.AddrFrom4([4]byte{127, 0, 0, i}))
+		},
+		"refused": func(w *world, m sent, i byte) {
+			why := dhcpv4.WithOption(dhcpv4.OptMessage(fmt.Sprint("no ", i)))
+			w.answer(m, dhcpv4.MessageTypeNak, netip.AddrFrom4([4]byte{198, 18, 0, i}), addrA, why)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			simulate(t, func(w *world) {
+				w.server(func(m sent) {
+					for i := range byte(50) {
+						flood(w, m, i+1)
+					}
+				})
+				w.Set([]Client{{ID: webID, Last: addrA}})
+				w.pass(10 * time.Minute)
+				errors := strings.Count(w.log.String(), "no lease yet")
+				require.Positive(t, errors)
+				require.LessOrEqual(t, errors, len(w.sent())+1, "and that nobody has confirmed the address")
+				w.server(w.grants())
+				w.pass(lastDelay + time.Second)
+				require.NotNil(t, w.Current()[webID].Lease)
+				require.NoError(t, w.Current()[webID].Err)
+			})
+		})
+	}
+}
+
+// A server leases an address and takes it away at once, or leases it for a second, again and
+// again. The client waits longer each time, since each time its Service is written; and once it
+// has had a lease for a while, it does not wait when that is over.
+func TestServerThatGivesAndTakes(t *testing.T) {
+	t.Parallel()
+	for name, seconds := range map[string]uint32{"refuses": 8, "for a second": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			simulate(t, func(w *world) {
+				w.server(func(m sent) {
+					switch {
+					case m.MessageType() == dhcpv4.MessageTypeDiscover:
+						w.answer(m, dhcpv4.MessageTypeOffer, serverA, addrA)
+					case m.ServerIdentifier() != nil:
+						w.answer(m, dhcpv4.MessageTypeAck, serverA, addrA, dhcpv4.WithLeaseTime(seconds))
+					case seconds > 1:
+						w.answer(m, dhcpv4.MessageTypeNak, serverA, addrA)
+					}
+				})
+				w.Set([]Client{web})
+				w.pass(20 * time.Minute)
+				lost := strings.Count(w.log.String(), "address lost")
+				require.Greater(t, lost, 10)
+				require.Less(t, lost, 40)
+
+				w.server(w.grants())
+				w.pass(2 * lastDelay)
+				require.NotNil(t, w.Current()[webID].Lease)
+				w.server(func(m sent) {
+					if m.MessageType() == dhcpv4.MessageTypeRequest && m.ServerIdentifier() == nil {
+						w.answer(m, dhcpv4.MessageTypeNak, serverA, addrA)
+					}
+				})
+				w.pass(time.Until(w.Current()[webID].Lease.Renew))
+				n := len(w.sent())
+				w.pass(time.Second)
+				require.Equal(t, dhcpv4.MessageTypeDiscover, w.since(n)[len(w.since(n))-1].MessageType(), "at once")
+			})
+		})
+	}
+}
+
 // One DISCOVER at a time; who waits longest for nothing lets others go first.
 func TestTurns(t *testing.T) {
 	t.Parallel()

@@ -70,8 +70,11 @@ type client struct {
 	tries int       // messages without an answer
 	// refused is set when some server refused the address that is being confirmed.
 	refused bool
-	// naks is how many times in a row a server refused what it had offered.
-	naks int
+	// complained is set when an answer to the last message led to an error.
+	complained bool
+	// failures is how many times in a row a server refused what it had offered, or took a lease
+	// away soon.
+	failures int
 
 	// discovered is the time since began that the last DISCOVER carried.
 	discovered time.Duration
@@ -269,8 +272,7 @@ func (t *machine) advance(s *client, now time.Time) bool {
 	l := s.lease
 	switch {
 	case l != nil && !now.Before(l.Expires):
-		t.lose(s, fmt.Errorf("the lease of %v ended at %s: no server extended it since %s", l.Addr, clock(l.Expires), clock(s.began)))
-		t.begin(s, selecting, now)
+		t.lose(s, now, fmt.Errorf("the lease of %v ended at %s: no server extended it since %s", l.Addr, clock(l.Expires), clock(s.began)))
 	case l != nil && !now.Before(l.Rebind) && s.phase != rebinding:
 		began, tries := s.began, s.tries
 		if s.phase == bound {
@@ -283,6 +285,7 @@ func (t *machine) advance(s *client, now time.Time) bool {
 	case l == nil && s.refused && s.tries >= refusedAttempts && s.phase == rebooting:
 		t.begin(s, selecting, now)
 	case l == nil && s.tries >= requestAttempts && s.phase != selecting:
+		s.complained = false
 		t.complain(s, t.silence(s, 0))
 		t.begin(s, selecting, now)
 	default:
@@ -312,6 +315,7 @@ func (t *machine) lapse(now time.Time) (again time.Time) {
 
 // ask returns the message that the phase asks for.
 func (t *machine) ask(s *client, now time.Time) *message {
+	s.complained = false
 	if s.tries == 1 {
 		t.changed = true // from now on it is an error
 		t.log.Debug("no answer from a DHCP server", "client", s.ID, "phase", string(s.phase))
@@ -457,7 +461,7 @@ func (t *machine) grant(s *client, a answer) {
 		t.log.Info("address leased", "client", s.ID, "address", l.Addr, "server", l.Server, "expires", l.Expires)
 	}
 	t.end(s)
-	s.phase, s.due, s.tries, s.naks, s.err = bound, l.Renew, 0, 0, nil
+	s.phase, s.due, s.tries, s.err = bound, l.Renew, 0, nil
 	s.lease, s.via, s.offer = l, a.via, nil
 	t.heard = s.asked
 }
@@ -478,8 +482,7 @@ func (t *machine) deny(s *client, a answer, now time.Time) {
 	}
 	if s.phase == requesting {
 		t.complain(s, err)
-		t.begin(s, selecting, now.Add(min(firstDelay<<min(s.naks, 8), lastDelay)-rand.N(firstDelay)))
-		s.naks++
+		t.startOver(s, now, 0)
 		return
 	}
 	if s.phase == rebooting {
@@ -487,24 +490,35 @@ func (t *machine) deny(s *client, a answer, now time.Time) {
 		t.complain(s, fmt.Errorf("%w; asking again, because another server may confirm it", err))
 		return
 	}
-	t.lose(s, err)
-	s.lost = addr
+	t.lose(s, now, err)
+}
+
+// lose ends the lease.
+func (t *machine) lose(s *client, now time.Time, err error) {
+	l := s.lease
+	s.lost, s.Last, s.lease = l.Addr, l.Addr, nil
+	t.log.Warn("address lost", "client", s.ID, "err", err)
+	s.err, t.changed = err, true
+	t.startOver(s, now, now.Sub(l.Acquired))
+}
+
+// startOver makes the client ask for any address: at once if it had one for a while, and otherwise
+// later each time. A server that gives and takes would have the Service written without end.
+func (t *machine) startOver(s *client, now time.Time, had time.Duration) {
+	if had >= lastDelay {
+		s.failures = 0
+	} else {
+		now = now.Add(min(firstDelay<<min(s.failures, 8), lastDelay) - rand.N(firstDelay))
+		s.failures++
+	}
 	t.begin(s, selecting, now)
 }
 
-// lose ends a lease, if there is one.
-func (t *machine) lose(s *client, err error) {
-	if s.lease != nil {
-		s.lost, s.Last, s.lease = s.lease.Addr, s.lease.Addr, nil
-	}
-	t.log.Warn("address lost", "client", s.ID, "err", err)
-	s.err, t.changed = err, true
-}
-
-// complain records an error, and logs it once.
+// complain records an error, and logs it once. Of the answers to one message only the first
+// causes an error, because anybody on the segment can send any number of them.
 func (t *machine) complain(s *client, err error) {
-	if s.err == nil || s.err.Error() != err.Error() {
+	if !s.complained && (s.err == nil || s.err.Error() != err.Error()) {
 		t.log.Warn("no lease yet", "client", s.ID, "err", err)
-		s.err, t.changed = err, true
+		s.err, s.complained, t.changed = err, true, true
 	}
 }

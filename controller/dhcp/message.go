@@ -207,7 +207,7 @@ func (a *answer) terms(p *dhcpv4.DHCPv4) error {
 	a.lease = p.IPAddressLeaseTime(0)
 	a.renew, a.rebind = p.IPAddressRenewalTime(0), p.IPAddressRebindingTime(0)
 	switch {
-	case !unicast(a.addr):
+	case !unicast(a.addr) || a.addr.IsLinkLocalUnicast(): // nodes have services of their own at 169.254.0.0/16
 		return fmt.Errorf("%v is no address of a host", a.addr)
 	case a.addr == a.server:
 		return fmt.Errorf("%v is the server itself", a.addr)

@@ -35,6 +35,7 @@ func TestUnusableAnswers(t *testing.T) {
 		{"no address", yiaddr("0.0.0.0"), "0.0.0.0 is no address of a host"},
 		{"this network", yiaddr("0.1.2.3"), "0.1.2.3 is no address of a host"},
 		{"loopback", yiaddr("127.0.0.53"), "127.0.0.53 is no address of a host"},
+		{"link-local", yiaddr("169.254.169.254"), "169.254.169.254 is no address of a host"},
 		{"multicast", yiaddr("224.0.0.18"), "224.0.0.18 is no address of a host"},
 		{"broadcast", yiaddr("255.255.255.255"), "255.255.255.255 is no address of a host"},
 		{"its own", yiaddr("198.18.0.2"), "198.18.0.2 is the server itself"},
