@@ -102,8 +102,8 @@ func (b *Book) Load(ctx context.Context) ([]Record, error) {
 // Keep puts releases on record and returns nil once they are durable: release the addresses in
 // the API after that. A record replaces an older one of the same address. Calls during a write
 // share the next write. Keep tries until ctx ends or an error is permanent, and a later call
-// saves what it could not save. A book that is full drops the records that end first, and counts
-// them.
+// saves what it could not save. A book that is full drops records of the namespaces that have most,
+// those that end first, and counts them.
 func (b *Book) Keep(ctx context.Context, records ...Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {

@@ -151,6 +151,19 @@ func TestABookThatIsFullDropsWhatEndsFirst(t *testing.T) {
 	})
 }
 
+// A namespace that gives back as many addresses as it likes fills the book with its own. What
+// others gave back before, and what they give back now, stays on record.
+func TestNoNamespaceCrowdsOutOthers(t *testing.T) {
+	simulated(t, func(t *testing.T, s *server, b *Book) {
+		before, now := release("203.0.113.5", "shop/web", time.Minute), release("203.0.113.6", "shop/api", time.Second)
+		require.NoError(t, b.Keep(t.Context(), before))
+		require.NoError(t, b.Keep(t.Context(), many(20_000)...))
+		require.NoError(t, b.Keep(t.Context(), now))
+		assert.Contains(t, s.text(), before.rounded().String())
+		assert.Contains(t, s.text(), now.rounded().String())
+	})
+}
+
 // TestLongNamesHaveRoom for as many addresses as the documentation says.
 func TestLongNamesHaveRoom(t *testing.T) {
 	records := make([]Record, 5000)

@@ -137,10 +137,18 @@ func (r Record) check() error {
 	return nil
 }
 
-// format returns the text of the records, oldest first, and those that have no
-// room in it: the ones that end first.
+// format returns the text of the records, oldest first, and those that have no room in it: of the
+// namespaces that have most, the ones that end first. So no namespace crowds out the records of
+// another.
 func format(records []Record) (text string, full []Record) {
 	slices.SortFunc(records, func(a, b Record) int { return cmp.Or(b.Until.Compare(a.Until), a.Addr.Compare(b.Addr)) })
+	place, of := make(map[netip.Addr]int, len(records)), map[string]int{} // in its namespace; how many a namespace has
+	for _, r := range records {
+		namespace, _, _ := strings.Cut(r.Service, "/")
+		of[namespace]++
+		place[r.Addr] = of[namespace]
+	}
+	slices.SortStableFunc(records, func(a, b Record) int { return cmp.Compare(place[a.Addr], place[b.Addr]) })
 	lines := make(map[netip.Addr]string, len(records))
 	size := len(header)
 	for i, r := range records {

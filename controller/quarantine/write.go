@@ -141,7 +141,7 @@ func (b *Book) put(ctx context.Context, text string) (*corev1.ConfigMap, error) 
 func (b *Book) reportFull(dropped []Record) {
 	b.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
 	if len(dropped) > 0 && !b.full {
-		b.log.Warn("too many released addresses: those that end first are not on record, a restart of the controller forgets them",
+		b.log.Warn("too many released addresses: of namespaces with most some are not on record, a restart of the controller forgets them",
 			"configmap", b.String(), "dropped", len(dropped), "limitBytes", maxText, "endsFirst", dropped[len(dropped)-1].String())
 	}
 	b.full = len(dropped) > 0
