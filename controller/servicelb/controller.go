@@ -115,6 +115,7 @@ type Options struct {
 type Controller struct {
 	Options
 	queue   workqueue.TypedRateLimitingInterface[string]
+	order   *order // of the queue
 	handler cache.ResourceEventHandlerRegistration
 	ledger  *sharedLedger
 	// primed is closed once decisions can be made.
@@ -147,13 +148,15 @@ func New(opts Options) (*Controller, error) {
 }
 
 func newController(opts Options) *Controller {
-	m := newMetrics()
+	m, o := newMetrics(), &order{aged: map[string]bool{}}
 	return &Controller{
-		Options: opts,
-		ledger:  newSharedLedger(opts.Scope, opts.Config, opts.Facts),
+		Options: opts, order: o,
+		ledger: newSharedLedger(opts.Scope, opts.Config, opts.Facts),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: Name}),
+			workqueue.TypedRateLimitingQueueConfig[string]{
+				DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{
+					Name: Name, Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[string]{Name: Name, Queue: o})})}),
 		primed:  make(chan struct{}),
 		metrics: m,
 		emit:    emitter{opts.Log, opts.Events, m},
@@ -339,9 +342,7 @@ func (c *Controller) tryAgain(due func(*ledger.Ledger, time.Time) []string) (nex
 	l, now := c.ledger.open()
 	names, overrun, next := due(l, now), l.Overrun(), l.NextFree()
 	c.ledger.close()
-	for _, name := range names {
-		c.queue.Add(name)
-	}
+	c.order.add(c.queue, names)
 	c.warn(overrun)
 	return next
 }

@@ -3,6 +3,7 @@
 // The way of a Service, file by file:
 //
 //	controller.go  informers, configuration and facts fill the queue of Services
+//	order.go       in which order, so that no namespace delays another
 //	reconcile.go   one Service is brought into step: decide, write, settle
 //	shared.go      the ledger, with its lock, its clock and what it is handed of the cluster
 //	ledger/        Ledger.Ensure decides

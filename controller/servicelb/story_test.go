@@ -446,9 +446,7 @@ func (s *story) see(name string) {
 // once works on one Service of the queue and reports whether there was one.
 func (s *story) once() bool {
 	s.failer.Helper()
-	for _, name := range s.woken() {
-		s.queue.Add(name)
-	}
+	s.order.add(s.queue, s.woken())
 	if s.queue.Len() == 0 {
 		return false
 	}

@@ -97,5 +97,5 @@ func TestEventsOfOneNamespaceDelayNoOther(t *testing.T) {
 	require.Zero(t, q.size)
 	require.Empty(t, q.on)
 	require.Empty(t, q.waits)
-	require.Empty(t, q.turns)
+	require.Empty(t, q.next)
 }

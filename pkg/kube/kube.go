@@ -14,6 +14,7 @@
 //	events.go         Events, each written once
 //	reasons.go        the reasons of Events on the ConfigMap
 //	eventqueue.go     those that wait, with no object ahead of all others
+//	turns.go          a queue in which namespaces take turns
 //	metrics.go        how the configuration stands
 package kube
 
