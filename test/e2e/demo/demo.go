@@ -133,6 +133,7 @@ func (d *demo) failOver(ctx context.Context, vip netip.Addr, owner string) error
 	if err := asking.WaitAnswers(ctx, second); err != nil {
 		return err
 	}
+	asking.Begin() // kube-proxy may have sent the first ones to a pod that had left
 	if err := d.NodeLoss(owner); err != nil {
 		return err
 	}

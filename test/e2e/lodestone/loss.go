@@ -54,6 +54,7 @@ func (i *Installation) cut(ctx context.Context, asking *probe.Probe, loss *Loss,
 	if err := asking.WaitAnswers(ctx, steady); err != nil {
 		return err
 	}
+	asking.Begin()
 	if err := i.Lab.NodeLoss(loss.Old); err != nil {
 		return err
 	}

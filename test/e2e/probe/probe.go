@@ -115,6 +115,13 @@ func (p *Probe) Finish() (Record, error) {
 	return p.Stop()
 }
 
+// Begin marks the beginning of what is measured: no outage before it counts.
+func (p *Probe) Begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.record.Begun = time.Now()
+}
+
 // Snapshot returns what was recorded so far.
 func (p *Probe) Snapshot() Record {
 	p.mu.Lock()

@@ -46,6 +46,10 @@ func TestOutage(t *testing.T) {
 			}
 		})
 	}
+	record := Record{Started: at(0), Begun: at(9), Stopped: at(20), Answers: append(from("n1", 8, 10), from("n2", 15, 18)...)}
+	if got, want := record.Outage().String(), "5ms without answers, from p-n1 on n1 to p-n2 on n2"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
 }
 
 func TestRecordCounts(t *testing.T) {

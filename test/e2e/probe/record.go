@@ -17,8 +17,10 @@ type Answer struct {
 // Record is everything a measurement saw, answers in order of arrival.
 type Record struct {
 	Started, Stopped time.Time
-	Sent             int
-	Answers          []Answer
+	// Begun is when what is measured began; zero: with the first probe.
+	Begun   time.Time
+	Sent    int
+	Answers []Answer
 	// Slowest is the longest time between a probe and its answer.
 	Slowest time.Duration
 
@@ -88,14 +90,14 @@ func nameOf(a echo.Answer) string {
 	return a.Pod + " on " + a.Node
 }
 
-// Outage returns the longest time without an answer. Where all is well that is
-// little more than the interval between probes. The time of arrival counts, not
-// that of sending: what a client waits for is an answer.
+// Outage returns the longest time without an answer that was not over when what is measured
+// began. Where all is well that is little more than the interval between probes. The time of
+// arrival counts, not that of sending: what a client waits for is an answer.
 func (r Record) Outage() Outage {
 	longest := Outage{From: r.Started, To: r.Started}
 	last := Answer{At: r.Started}
 	for _, answer := range append(slices.Clip(r.Answers), Answer{At: r.Stopped}) {
-		if answer.At.Sub(last.At) > longest.Duration() {
+		if answer.At.After(r.Begun) && answer.At.Sub(last.At) > longest.Duration() {
 			longest = Outage{From: last.At, To: answer.At, Before: last.Answer, After: answer.Answer}
 		}
 		last = answer

@@ -97,6 +97,7 @@ func (l load) loseNodeBehind(ctx context.Context, node string, vip netip.Addr) (
 		if err := p.WaitAnswers(ctx, before); err != nil {
 			return 0, err
 		}
+		p.Begin()
 	}
 	if err := l.Lab.NodeLoss(node); err != nil {
 		return 0, err

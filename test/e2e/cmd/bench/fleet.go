@@ -110,6 +110,7 @@ func whileAnswered(ctx context.Context, asking *probe.Probe, do func() error) er
 	if err := asking.WaitAnswers(ctx, answers); err != nil {
 		return err
 	}
+	asking.Begin()
 	if err := do(); err != nil {
 		return err
 	}
