@@ -66,8 +66,8 @@ func (t *Task) park(deadline time.Time) error {
 	err := t.sockets.file.SetReadDeadline(deadline)
 	if err == nil {
 		err = t.sockets.conn.Read(func(fd uintptr) bool {
-			size, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ) // of the next packet
-			return err != nil || size > 0
+			_, err := raw(unix.SYS_RECVFROM, int(fd), nil, 0, unix.MSG_PEEK|unix.MSG_DONTWAIT, nil, 0)
+			return err != unix.EAGAIN
 		})
 	}
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -55,12 +55,12 @@ func (s *socket) read() int {
 		h.Namelen = unix.SizeofSockaddrAny
 		h.SetControllen(stampSize)
 	}
-	n, _, err := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.headers[0])), batch, unix.MSG_DONTWAIT, 0, 0)
+	n, err := raw(unix.SYS_RECVMMSG, s.fd, unsafe.Pointer(&s.headers), batch, unix.MSG_DONTWAIT, nil, 0)
 	s.before, s.wall = s.wall, time.Now()
 	if err != 0 {
 		return 0 // there is none, or the error occurs again
 	}
-	return int(n)
+	return n
 }
 
 // payload returns the bytes of a packet. They are valid until the next read. A packet that is too long is cut, and one

@@ -1,11 +1,13 @@
 package detector
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -57,8 +59,8 @@ func share(fd int) error {
 // sockets are those of a detector.
 type sockets struct {
 	beats, urgent socket
-	to4           unix.SockaddrInet4
-	to6           unix.SockaddrInet6
+	to4           unix.RawSockaddrInet4
+	to6           unix.RawSockaddrInet6
 	// The urgent socket as Go's runtime waits for it.
 	file *os.File
 	conn syscall.RawConn
@@ -67,7 +69,7 @@ type sockets struct {
 // listen opens the sockets on the port of memberlist's.
 func listen(at netip.AddrPort) (*sockets, error) {
 	s := &sockets{}
-	s.to6.ZoneId = zone(at.Addr())
+	s.to4.Family, s.to6.Family, s.to6.Scope_id = unix.AF_INET, unix.AF_INET6, zone(at.Addr())
 	err := s.beats.open(at)
 	if err == nil {
 		if err = s.urgent.open(at); err != nil {
@@ -127,14 +129,22 @@ func zone(ip netip.Addr) uint32 {
 // send sends a packet. One that cannot be sent is lost as any other may be. The urgent socket would wake Go's runtime
 // after each packet, as soon as it could send another one.
 func (s *sockets) send(to netip.AddrPort, b []byte) {
-	ip := to.Addr().Unmap()
-	if ip.Is4() {
-		s.to4.Port, s.to4.Addr = int(to.Port()), ip.As4()
-		_ = unix.Sendto(s.beats.fd, b, unix.MSG_DONTWAIT, &s.to4)
-		return
+	name, size, port := unsafe.Pointer(&s.to4), unix.SizeofSockaddrInet4, &s.to4.Port
+	if ip := to.Addr().Unmap(); ip.Is4() {
+		s.to4.Addr = ip.As4()
+	} else {
+		s.to6.Addr = ip.As16()
+		name, size, port = unsafe.Pointer(&s.to6), unix.SizeofSockaddrInet6, &s.to6.Port
 	}
-	s.to6.Port, s.to6.Addr = int(to.Port()), ip.As16()
-	_ = unix.Sendto(s.beats.fd, b, unix.MSG_DONTWAIT, &s.to6)
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(port))[:], to.Port())
+	raw(unix.SYS_SENDTO, s.beats.fd, unsafe.Pointer(unsafe.SliceData(b)), len(b), unix.MSG_DONTWAIT, name, size)
+}
+
+// raw is a system call that does not wait, without Go's scheduler knowing of it: the thread that looks after system
+// calls would wake for each interval's first one, and stay awake, which costs more than what they do.
+func raw(call uintptr, fd int, buffer unsafe.Pointer, size, flags int, name unsafe.Pointer, length int) (int, unix.Errno) {
+	n, _, err := unix.RawSyscall6(call, uintptr(fd), uintptr(buffer), uintptr(size), uintptr(flags), uintptr(name), uintptr(length))
+	return int(n), err
 }
 
 func (s *sockets) close() {
