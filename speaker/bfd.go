@@ -7,9 +7,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
@@ -21,6 +23,9 @@ import (
 // session is Up again: some routers have a BFD session only while they have a BGP session, and on
 // a broken path TCP does not work anyway.
 const bfdPause = time.Second
+
+// firstSessions is how long a node that has started counts as one that its routers have yet to reach.
+const firstSessions = 30 * time.Second
 
 // BFD detects quickly that a router cannot be reached; bfd.Task is one.
 type BFD interface {
@@ -56,6 +61,8 @@ type Detector struct {
 	mu       sync.Mutex
 	sessions map[string]plan.Session
 	problems map[string]plan.Problem
+	began    time.Time // when Set was called first
+	reached  bool      // what Reached reports, once it is OK
 }
 
 // NewDetector returns a Detector that starts with Run.
@@ -70,6 +77,9 @@ func (d *Detector) String() string { return "detector" }
 func (d *Detector) Set(want plan.BGP) {
 	d.mu.Lock()
 	d.sessions, d.problems = maps.Clone(want.Sessions), maps.Clone(want.Problems)
+	if d.began.IsZero() {
+		d.began = time.Now()
+	}
 	d.mu.Unlock()
 	notify.Wake(d.wake)
 }
@@ -214,6 +224,29 @@ func lack(p bgp.Peer) string {
 		return p.LastError
 	}
 	return p.Ended + "; now: " + p.LastError
+}
+
+// Reached is whether the BGP sessions of a speaker that has started are up, which a rolling update has to wait
+// for: routers would lose one node after the other. It is OK for ever when all were up once, or after
+// firstSessions: a router that is away holds up no update.
+func (d *Detector) Reached() diagnose.Condition {
+	peers := d.peers.Peers()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var down []string
+	for name := range d.sessions {
+		if !slices.ContainsFunc(peers, func(p bgp.Peer) bool { return p.Name == name && p.State == bgp.Established }) {
+			down = append(down, name)
+		}
+	}
+	d.reached = d.reached || !d.began.IsZero() && (len(down) == 0 || time.Since(d.began) > firstSessions)
+	c := diagnose.Condition{Name: "routers", OK: d.reached, Message: "the sessions were up, or not within " + firstSessions.String()}
+	if !c.OK {
+		slices.Sort(down)
+		c.Public = "waiting for BGP sessions, for " + firstSessions.String() + " at most"
+		c.Message = c.Public + ": " + strings.Join(down, ", ")
+	}
+	return c
 }
 
 // Sessions returns the report of the node's BGP sessions, including the ones that cannot be set up.

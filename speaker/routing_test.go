@@ -290,6 +290,46 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 	})
 }
 
+// A node that starts is not reached before all its sessions were up once, or time is up. What happens to
+// them later changes nothing.
+func TestReached(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		begin := func(names ...string) (*Detector, *fakePeers) {
+			peers := &fakePeers{down: map[string]string{}}
+			d := NewDetector(&fakeBFD{}, peers, slog.New(slog.DiscardHandler))
+			assert.False(t, d.Reached().OK, "nobody knows yet which sessions there are")
+			sessions := map[string]plan.Session{}
+			for _, name := range names {
+				sessions[name] = plan.Session{Peer: &config.Peer{Name: name}}
+			}
+			d.Set(plan.BGP{Sessions: sessions})
+			return d, peers
+		}
+		d, _ := begin()
+		assert.True(t, d.Reached().OK, "there are no routers")
+
+		d, peers := begin("tor1", "tor2")
+		peers.peers = []bgp.Peer{{Name: "tor1", State: bgp.Established}, {Name: "tor2", State: bgp.Connect}}
+		time.Sleep(firstSessions / 2)
+		d.Set(plan.BGP{Sessions: d.sessions})
+		c := d.Reached()
+		assert.False(t, c.OK)
+		assert.Equal(t, "waiting for BGP sessions, for 30s at most: tor2", c.Message)
+		assert.NotContains(t, c.Public, "tor")
+		peers.peers = []bgp.Peer{{Name: "tor1", State: bgp.Established}, {Name: "tor2", State: bgp.Established}}
+		assert.True(t, d.Reached().OK)
+		peers.peers = nil
+		assert.True(t, d.Reached().OK, "what ends later")
+
+		d, _ = begin("tor")
+		time.Sleep(firstSessions)
+		assert.False(t, d.Reached().OK)
+		time.Sleep(1)
+		assert.True(t, d.Reached().OK, "the router is away")
+	})
+}
+
 // What is wrong with a session that is up is told and logged once; and news that
 // change nothing wake neither BFD nor who reports.
 func TestDetectorTellsWhatIsNew(t *testing.T) {

@@ -118,7 +118,7 @@ func run(ctx context.Context, f *flags) error {
 				podRoutes.Status(), members.Detection()}
 		},
 		Diagnose: diagnosis, Alive: loop.Alive, Log: s.log,
-		Checks: func() []diagnose.Condition { return checks(loop.Checks(), apiHealth.Blind()) },
+		Checks: func() []diagnose.Condition { return checks(loop.Checks(), detector.Reached(), apiHealth.Blind()) },
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}

@@ -177,8 +177,8 @@ func TestKeysOfStatus(t *testing.T) {
 
 func TestABlindSpeakerIsNotReady(t *testing.T) {
 	t.Parallel()
-	all := []diagnose.Condition{{Name: "membership"}}
-	require.Equal(t, all, checks(all, false))
-	require.Equal(t, "api-server", checks(all, true)[1].Name)
+	all, routers := []diagnose.Condition{{Name: "membership"}}, diagnose.Condition{Name: "routers"}
+	require.Equal(t, append(all, routers), checks(all, routers, false))
+	require.Equal(t, "api-server", checks(all, routers, true)[2].Name)
 	require.Len(t, all, 1)
 }

@@ -26,13 +26,14 @@ type status struct {
 	Detection *diagnose.Detection `json:"detection"`
 }
 
-// checks are what /readyz shows. People who look for the nodes that may own VIPs learn from
-// it alone that a speaker is blind: such a speaker cannot write it to its Lease.
-func checks(all []diagnose.Condition, blind bool) []diagnose.Condition {
+// checks are what /readyz shows: what a speaker needs to own VIPs, and what a rolling update waits for besides. People who look
+// for the nodes that may own VIPs learn from it alone that a speaker is blind: such a speaker cannot write it to its Lease.
+func checks(all []diagnose.Condition, routers diagnose.Condition, blind bool) []diagnose.Condition {
+	all = append(slices.Clone(all), routers)
 	if !blind {
 		return all
 	}
-	return append(slices.Clone(all), diagnose.Condition{Name: "api-server",
+	return append(all, diagnose.Condition{Name: "api-server",
 		Message: "it answers other nodes, and not this one: others own its VIPs at layer 2"})
 }
 

@@ -200,6 +200,28 @@ func TestRollingUpdateBehindARouterLosesNothing(t *testing.T) {
 	s.learnt(lab.Router, vip, s.Lab.Nodes()...)
 }
 
+// A router that takes no connections for a while does not lose one node after the other: a rolling update goes no
+// further before it has the first one again.
+func TestRollingUpdateWaitsForTheRouter(t *testing.T) {
+	s := begin(t)
+	s.config(routed + "\npeers:" + tor + "}\n")
+	vip := s.serveUDP("web")
+	s.learnt(lab.Router, vip, s.Lab.Nodes()...)
+	const end = "add table inet away; delete table inet away"
+	s.afterwards(func() { s.on(s.ctx, lab.Router, "nft", end) })
+	s.losesNothingBehind(vip, func() {
+		s.on(s.ctx, lab.Router, "nft", "add table inet away; "+
+			"add chain inet away in { type filter hook input priority 0; }; add chain inet away out { type filter hook output priority 0; }; "+
+			"add rule inet away in tcp dport 179 tcp flags syn drop; add rule inet away out tcp dport 179 tcp flags syn drop")
+		rolled := make(chan error, 1)
+		go func() { rolled <- s.RollSpeakers(s.ctx) }()
+		time.Sleep(25 * time.Second) // in which all three would be replaced
+		s.on(s.ctx, lab.Router, "nft", end)
+		require.NoError(s, <-rolled)
+	})
+	s.learnt(lab.Router, vip, s.Lab.Nodes()...)
+}
+
 // With graceful restart, a speaker that is killed costs nothing: the router
 // keeps its routes until it is back. BFD would contradict that.
 func TestKilledSpeakerWithGracefulRestart(t *testing.T) {
