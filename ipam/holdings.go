@@ -53,6 +53,7 @@ type holding struct {
 	// tenants hold the address, in the order in which they came.
 	tenants []tenant
 	room    [1]tenant
+	users   users
 }
 
 // tenant is a holder of an address, alone or with others.
@@ -101,6 +102,7 @@ func (hs *holdings) enter(g *holding, t tenant) {
 	g.count(t.namespace, +1)
 	hs.groups.add(g, t.terms, t.namespace)
 	g.tenants = append(g.tenants, t)
+	g.users.add(t.holder, t.terms)
 }
 
 // leave takes an address from one of its holders. The caller removes it from what that one holds.
@@ -108,6 +110,7 @@ func (hs *holdings) leave(g *holding, h *holder) {
 	i := slices.IndexFunc(g.tenants, func(t tenant) bool { return t.holder == h })
 	terms := g.tenants[i].terms
 	g.tenants = slices.Delete(g.tenants, i, i+1)
+	g.users.remove(h, terms)
 	g.count(h.namespace, -1)
 	hs.groups.remove(g, terms, h.namespace)
 }
@@ -118,6 +121,8 @@ func (hs *holdings) setTerms(g *holding, h *holder, terms *Sharing) {
 	before := t.terms
 	t.terms = terms
 	if before != terms {
+		g.users.remove(h, before)
+		g.users.add(h, terms)
 		hs.groups.add(g, terms, h.namespace)
 		hs.groups.remove(g, before, h.namespace)
 	}
@@ -208,13 +213,19 @@ func (g *holding) inhabited(namespace string, except *holder) bool {
 // clash returns the first tenant whose terms clash with those of the party. If the address has
 // MaxSharers tenants already, that is the first of them.
 func (g *holding) clash(p party) (*tenant, clash) {
-	in := false
+	users, in := g.users.of(p), false
 	for i := range g.tenants {
-		t := g.tenants[i].party()
-		if c := p.clash(t); c.is() {
-			return &g.tenants[i], c
+		t := &g.tenants[i]
+		if p.sameService(t.party()) {
+			in = true
+			continue
 		}
-		in = in || p.sameService(t)
+		if c := p.clash(t.party()); c.is() {
+			return t, c
+		}
+		if slices.Contains(users, t.holder) {
+			return t, clash{overPort, p.terms.commonPort(t.terms)}
+		}
 	}
 	if !in && len(g.tenants) >= MaxSharers {
 		return &g.tenants[0], clash{over: overNumber}
@@ -251,6 +262,43 @@ func (t *tenant) keep(s *space, pools []string) {
 		t.asked = pools[0]
 	case t.asked == "":
 		t.asked = anyPool
+	}
+}
+
+// users are the tenants of an address by their ports. Those who clash are looked up in it, since
+// many Services with many ports may wait for an address that as many share. A port has one user,
+// or several that are one Service to people.
+type users map[Port][]*holder
+
+// of returns who uses a port of the party, other Services than its own.
+func (us users) of(p party) (others []*holder) {
+	for _, port := range p.terms.ports() {
+		for _, h := range us[port] {
+			if !p.sameService(party{identity: &h.identity}) {
+				others = append(others, h)
+			}
+		}
+	}
+	return others
+}
+
+// add notes that a tenant comes to the address with these terms.
+func (us *users) add(h *holder, terms *Sharing) {
+	if *us == nil && terms != nil {
+		*us = users{}
+	}
+	for _, port := range terms.ports() {
+		(*us)[port] = append((*us)[port], h)
+	}
+}
+
+// remove undoes add.
+func (us users) remove(h *holder, terms *Sharing) {
+	for _, port := range terms.ports() {
+		left := slices.DeleteFunc(us[port], func(other *holder) bool { return other == h })
+		if us[port] = left; len(left) == 0 {
+			delete(us, port)
+		}
 	}
 }
 

@@ -67,8 +67,16 @@ func (s *Sharing) terms() *Sharing {
 	return t
 }
 
-// commonPort returns a port that both use.
-func (s *Sharing) commonPort(t *Sharing) (Port, bool) {
+// ports are sorted. A Service that does not share has none.
+func (s *Sharing) ports() []Port {
+	if s == nil {
+		return nil
+	}
+	return s.Ports
+}
+
+// commonPort returns the lowest port that both use; the zero Port: there is none.
+func (s *Sharing) commonPort(t *Sharing) Port {
 	for i, j := 0, 0; i < len(s.Ports) && j < len(t.Ports); {
 		switch c := s.Ports[i].compare(t.Ports[j]); {
 		case c < 0:
@@ -76,10 +84,10 @@ func (s *Sharing) commonPort(t *Sharing) (Port, bool) {
 		case c > 0:
 			j++
 		default:
-			return s.Ports[i], true
+			return s.Ports[i]
 		}
 	}
-	return Port{}, false
+	return Port{}
 }
 
 // identity is an owner and its namespace.
@@ -136,19 +144,15 @@ const (
 
 func (c clash) is() bool { return c.over != noClash }
 
+// clash compares all terms but the ports, with those of another Service.
 func (p party) clash(q party) clash {
 	switch {
-	case p.sameService(q):
-		return clash{}
 	case !p.sameKey(q):
 		return clash{over: overKey}
 	case !p.meets(q):
 		return clash{over: overNamespaces}
 	case p.terms.Backends != q.terms.Backends:
 		return clash{over: overBackends}
-	}
-	if common, ok := p.terms.commonPort(q.terms); ok {
-		return clash{overPort, common}
 	}
 	return clash{}
 }

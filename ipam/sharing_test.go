@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 func TestServicesOfOneKeyShareAnAddress(t *testing.T) {
@@ -154,6 +155,34 @@ func TestSharersHaveABound(t *testing.T) {
 		s.frees(gone)
 	}
 	s.gets("default/y", "lan/198.18.0.0", shares("k", "9999"))
+}
+
+// What a look at a Service that waits for a shared address costs grows with those who share it, and not with their
+// ports times its own: others wait meanwhile.
+func TestWaitingForPortsOfManySharers(t *testing.T) {
+	const looks = 200
+	ports := func(from, n int) []ipam.Port {
+		ports := make([]ipam.Port, n)
+		for i := range ports {
+			ports[i] = ipam.Port{Protocol: "TCP", Number: uint16(from + 1000*i)} // no two Services have theirs one after the other
+		}
+		return ports
+	}
+	crowd := func(sharers, n int) func() {
+		s := begin(t, pool("lan", "198.18.0.0/29"))
+		for i := range sharers {
+			s.gets(fmt.Sprintf("default/%d", i), "lan/198.18.0.0", func(r *ipam.Request) { r.Sharing = &ipam.Sharing{Key: "k", Ports: ports(i, n)} })
+		}
+		last := ports(sharers-1, n)
+		return func() {
+			for range looks {
+				s.refused("default/x", ipam.SharingConflict,
+					fmt.Sprintf("port %s of 198.18.0.0 is used by default/%d: use another port or another sharing key", last[0], sharers-1),
+					func(r *ipam.Request) { r.Sharing = &ipam.Sharing{Key: "k", Ports: last} })
+			}
+		}
+	}
+	testcost.Grows(t, "to wait", crowd(240, 15), crowd(testcost.Growth*240, testcost.Growth*15), func(look func()) { look() })
 }
 
 // A Service that moves is known under two UIDs for a while: what it gives back
