@@ -302,7 +302,7 @@ func (c *Controller) work(ctx context.Context) {
 
 // retryWaiting tries Services that wait again as soon as something changed for them. When an
 // address was freed or its quarantine ended, it tries those that get something. When the
-// labels of a namespace changed, it tries those of the namespace. When the configuration or
+// labels of a namespace changed, it tries those of the namespace, too. When the configuration or
 // the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
 	due, longer := (*ledger.Ledger).Waiting, true
@@ -324,16 +324,22 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
-		longer = closed(config)
-		switch {
-		case closed(config) || closed(facts):
-			due = (*ledger.Ledger).Waiting
-		case closed(namespaces):
-			due = func(l *ledger.Ledger, _ time.Time) []string { return l.Relabeled(c.Namespaces.Labels) }
-		default:
-			due = (*ledger.Ledger).Retry
+		longer, due = closed(config), c.due(config, facts, namespaces)
+	}
+}
+
+// due returns what finds the Services that are due after these changes, or because something became free. Both may have
+// happened: what has become free is not reported again.
+func (c *Controller) due(config, facts, namespaces <-chan struct{}) func(*ledger.Ledger, time.Time) []string {
+	switch {
+	case closed(config) || closed(facts):
+		return (*ledger.Ledger).Waiting
+	case closed(namespaces):
+		return func(l *ledger.Ledger, now time.Time) []string {
+			return append(l.Relabeled(c.Namespaces.Labels), l.Retry(now)...)
 		}
 	}
+	return (*ledger.Ledger).Retry
 }
 
 // tryAgain puts the Services that are due into the queue, and warns the operator. It returns

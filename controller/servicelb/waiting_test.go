@@ -169,6 +169,23 @@ func TestLabelsOfANamespaceWakeItsServices(t *testing.T) {
 	assert.Equal(t, []string{"default/web"}, s.machine().Relabeled(s.around.Labels))
 }
 
+// An address may become free at the moment at which the labels of a namespace change, which a new namespace does, too.
+func TestWhatIsFreedWhileANamespaceChangesIsGiven(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools: [{name: lan, addresses: [203.0.113.10]}]\n")
+	s.creates("holder")
+	s.creates("waits")
+	s.has("waits", "", "False PoolExhausted")
+	changed := make(chan struct{})
+	close(changed)
+	l, now := s.ledger.open()
+	l.Release("default/holder", "", now)
+	s.ledger.close()
+	<-s.ledger.retry
+	assert.Equal(t, []string{"default/waits"}, s.due(nil, nil, changed)(s.machine(), s.clock))
+}
+
 // Without a configuration all dialects are understood. What a Service asks for in one of them is
 // read again when the first configuration comes, which may not understand it.
 func TestTheFirstConfigurationSaysWhatAnnotationsMean(t *testing.T) {
