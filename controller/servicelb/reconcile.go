@@ -109,6 +109,9 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 		return err
 	}
 	c.forget(name, uid)
+	if current, err := c.get(name); err == nil && want.keepIngress {
+		c.ledger.seeForeign(current, false) // what it held and still shows is in use
+	}
 	return nil
 }
 

@@ -1,9 +1,11 @@
 package servicelb
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -61,4 +63,54 @@ func TestWhatATerminatingServiceShowsIsInUse(t *testing.T) {
 	s.changes("web", func(svc *corev1.Service) { svc.Finalizers = nil })
 	s.creates("last")
 	s.has("last", "203.0.113.10", "True Allocated")
+}
+
+// Whoever owns a Service can take away the annotation that marks its addresses, again and again. It does not have
+// everybody who waits be looked at each time.
+func TestWhatAServiceHoldsIsNotForeign(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("pools: [{name: lan, addresses: [203.0.113.10]}]\n")
+	s.creates("web")
+	s.creates("waits")
+	s.has("waits", "", "False PoolExhausted")
+	for range 2 {
+		s.server.update("default/web", unmarked, annotated(annotation.Ignore, annotation.Ignored))
+		s.see("default/web")
+		assert.Empty(t, s.machine().Retry(s.clock))
+		s.run()
+		s.see("default/web")
+		assert.Empty(t, s.machine().Retry(s.clock))
+		s.changes("web", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Ignore) })
+		s.has("web", "203.0.113.10", "True Allocated")
+	}
+}
+
+// prompt is an API whose changes are seen before it answers.
+type prompt struct {
+	API
+	see func(name string)
+}
+
+func (p prompt) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
+	defer p.see(namespace + "/" + name)
+	return p.API.PatchStatus(ctx, namespace, name, patch)
+}
+
+// Another load balancer may write its address beside the one that the Service has of Lodestone. Then both stay.
+func TestWhatIsLeftInAStatusIsInUse(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools: [{name: lan, addresses: [203.0.113.10]}]\n")
+	s.creates("web")
+	s.API = prompt{s.API, s.see}
+	s.changes("web", annotated(annotation.Ignore, annotation.Ignored), func(svc *corev1.Service) {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "198.51.100.1"})
+	})
+	assert.Equal(t, []string{"203.0.113.10", "198.51.100.1"}, s.inStatus("web"))
+	s.creates("next")
+	s.has("next", "", "False PoolExhausted")
+	s.changes("web", func(svc *corev1.Service) { svc.Finalizers = nil }) // the other load balancer's
+	s.deletes("web")
+	s.has("next", "203.0.113.10", "True Allocated")
 }

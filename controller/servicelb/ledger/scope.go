@@ -56,11 +56,11 @@ func (f *foreigners) forbidden() []clusterfacts.Forbidden {
 
 // shown returns what another load balancer gave to a Service that is not served. kube-proxy sends the
 // traffic there as long as the object exists, also if it is being deleted.
-func shown(scope kube.Scope, svc *corev1.Service) []netip.Addr {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || scope.Serves(svc) {
+func (l *Ledger) shown(svc *corev1.Service) []netip.Addr {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || l.scope.Serves(svc) {
 		return nil
 	}
-	return kube.Foreign(svc)
+	return l.Foreign(svc)
 }
 
 // Foreign returns the addresses in the Service's status that another load balancer gave. Those that the Service
@@ -74,7 +74,7 @@ func (l *Ledger) Foreign(svc *corev1.Service) []netip.Addr {
 func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) {
 	var now []netip.Addr
 	if !gone {
-		now = shown(l.scope, svc)
+		now = l.shown(svc)
 	}
 	before := l.foreign.shown[NameOf(svc)]
 	if !l.foreign.set(NameOf(svc), now) || l.Config == nil {
