@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -88,28 +89,24 @@ func NewConfigWatcher(client kubernetes.Interface, opts ConfigOptions) *ConfigWa
 // Run follows the document until the context ends.
 func (w *ConfigWatcher) Run(ctx context.Context) error {
 	scope := objects.Scope{Namespace: w.opts.Namespace, Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, w.opts.Name).String()}
-	informer := objects.ConfigMaps.Informer(w.client, scope, cache.SharedIndexInformerOptions{})
-	handler, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
-		FilterFunc: w.isOurs,
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { w.observe(obj.(*corev1.ConfigMap)) },
-			UpdateFunc: func(_, obj any) { w.observe(obj.(*corev1.ConfigMap)) },
-			DeleteFunc: func(any) { w.observe(nil) },
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("watch ConfigMap %s: %w", w, err)
-	}
-	var listed sync.WaitGroup
-	listed.Go(func() {
-		if cache.WaitFor(ctx, "", handler.HasSyncedChecker()) {
-			w.observeNothing()
+	wake := make(chan struct{}, 1)
+	follower := NewFollower(objects.ConfigMaps.Informer(w.client, scope, cache.SharedIndexInformerOptions{}), func() { notify.Wake(wake) })
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return follower.Run(ctx) })
+	group.Go(func() error { w.restore(ctx); return nil })
+	group.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-wake:
+			}
+			if known, err := follower.Standing(); known && err == nil {
+				w.observe(w.find(Listed[*corev1.ConfigMap](follower)))
+			}
 		}
 	})
-	listed.Go(func() { w.restore(ctx) })
-	informer.RunWithContext(ctx)
-	listed.Wait()
-	return nil
+	return group.Wait()
 }
 
 // String returns namespace and name of the ConfigMap.
@@ -127,19 +124,14 @@ func (w *ConfigWatcher) Current() (*config.Config, State) {
 // changes. Take the channel first, then ask Current: no change is missed.
 func (w *ConfigWatcher) Changed() <-chan struct{} { return w.changed.Next() }
 
-func (w *ConfigWatcher) isOurs(obj any) bool {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
+// find returns the ConfigMap with the document. Nil: there is none.
+func (w *ConfigWatcher) find(all []*corev1.ConfigMap) *corev1.ConfigMap {
+	for _, cm := range all {
+		if cm.Name == w.opts.Name {
+			return cm
+		}
 	}
-	cm, ok := obj.(*corev1.ConfigMap)
-	return ok && cm.Name == w.opts.Name
-}
-
-// observeNothing records that there is no ConfigMap, unless one was seen.
-func (w *ConfigWatcher) observeNothing() {
-	if _, state := w.Current(); !state.Read {
-		w.observe(nil)
-	}
+	return nil
 }
 
 // observe takes over the ConfigMap. Nil: there is none.

@@ -97,9 +97,9 @@ func same(before, after runtime.Object) bool {
 	return equality.Semantic.DeepEqual(old, after)
 }
 
-// Standing reports whether the objects are known; err is why they are not. Objects that have
-// been listed once stay known while the API server is down. A kind that the API server does
-// not have is known to have no objects.
+// Standing reports whether an attempt to list the objects has ended, and returns why none has
+// succeeded. Objects that have been listed once stay known while the API server is down. A kind
+// that the API server does not have is known to have no objects.
 func (f *Follower) Standing() (known bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
