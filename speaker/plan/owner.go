@@ -35,10 +35,11 @@ type scope struct {
 	everywhereAt   map[bool][]netip.Addr      // their addresses; the key is whether these are IPv4
 	parts          map[partKey]part           // this node's part of their connections
 
-	// The last answer of interfaces: Make asks for one node.
+	// The last answer of interfaces, and the node that it is about: Make asks for one node.
 	node     string
 	patterns []string
-	refresh  time.Duration          // for the same node
+	refresh  time.Duration
+
 	silences map[silenceKey]Silence // many VIPs share one, to save memory
 }
 
@@ -311,30 +312,29 @@ func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 	return whole.owner(addr, v) == node
 }
 
-// interfaces returns the union of the patterns of the advertisements that select the node. It is empty
-// if one of them names no pattern. It also sets refresh, the shortest of their refresh intervals.
-func (s *scope) interfaces(node string) []string {
+// interfaces returns the union of the patterns of the advertisements that select the node, empty if one
+// of them names no pattern, and the shortest of their refresh intervals.
+func (s *scope) interfaces(node string) (patterns []string, refresh time.Duration) {
 	if s.node == node {
-		return s.patterns
+		return s.patterns, s.refresh
 	}
-	s.node, s.patterns, s.refresh = node, nil, 0
 	every := false
 	for _, a := range s.advertisements {
 		if !a.Layer2.NodeSelector.Matches(s.Nodes[node].Labels) {
 			continue
 		}
 		every = every || len(a.Layer2.Interfaces) == 0
-		s.patterns = append(s.patterns, a.Layer2.Interfaces...)
-		if r := a.Layer2.Refresh; r > 0 && (s.refresh == 0 || r < s.refresh) {
-			s.refresh = r
+		patterns = append(patterns, a.Layer2.Interfaces...)
+		if r := a.Layer2.Refresh; r > 0 && (refresh == 0 || r < refresh) {
+			refresh = r
 		}
 	}
 	if every {
-		s.patterns = nil
+		patterns = nil
 	}
-	slices.Sort(s.patterns)
-	s.patterns = slices.Compact(s.patterns)
-	return s.patterns
+	slices.Sort(patterns)
+	s.node, s.patterns, s.refresh = node, slices.Compact(patterns), refresh
+	return s.patterns, s.refresh
 }
 
 // silence returns why the node does not own the VIP.

@@ -246,8 +246,9 @@ func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
 	}
 	if owner == p.node && owner != "" {
 		apart := p.view.snapshot.Nodes[p.node].Apart != ""
+		interfaces, refresh := scope.interfaces(p.node)
 		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
-			Interfaces: scope.interfaces(p.node), Hurry: p.view.migrates(), Refresh: scope.refresh, Keep: scope.keeps,
+			Interfaces: interfaces, Hurry: p.view.migrates(), Refresh: refresh, Keep: scope.keeps,
 			Home: scope.home(p.node, vip, demand),
 			New:  p.fresh[vip] || apart, Apart: apart,
 		}}, scope
