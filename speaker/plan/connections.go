@@ -109,8 +109,7 @@ func (p *Planner) limitAt(vip netip.Addr, s *scope, v Verdict, svc *Service) (li
 	d, direct := p.connections.direct.all[LimitKey{vip, svc.Name}]
 	var kept part
 	if direct {
-		owner, _ := p.ownerOf(vip, v)
-		kept = s.part(p.node, cmp.Or(owner, p.node), vip, d)
+		kept = s.part(p.node, cmp.Or(v.owner(p.node), p.node), vip, d)
 	}
 	switch {
 	case !announced && kept.of == 0:

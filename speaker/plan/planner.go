@@ -77,7 +77,7 @@ type Move struct {
 // Gone returns the VIPs that no Service has any more, in no order.
 func (c Changes) Gone() (vips []netip.Addr) {
 	for _, change := range c.VIPs {
-		if after := change.After; !after.Owned && !after.Silent && after.Peers == nil {
+		if !change.After.exists() {
 			vips = append(vips, change.VIP)
 		}
 	}
@@ -109,7 +109,11 @@ func (p *Planner) Put(s Service) {
 	if before != nil && before.equal(&s) || before == nil && len(s.VIPs) == 0 {
 		return
 	}
-	p.noteFresh(before, &s)
+	for _, vip := range s.VIPs {
+		if p.started && len(p.view.sharers[vip]) == 0 {
+			p.fresh[vip] = true
+		}
+	}
 	if before != nil {
 		p.view.remove(before)
 		p.markStale(before.VIPs)
@@ -121,23 +125,6 @@ func (p *Planner) Put(s Service) {
 		p.markStale(s.VIPs)
 		p.connections.take(&s)
 		p.services[s.Name] = &s
-	}
-}
-
-// noteFresh notes the VIPs that no Service had before this one.
-func (p *Planner) noteFresh(before, s *Service) {
-	for _, vip := range s.VIPs {
-		if p.started && len(p.view.sharers[vip]) == 0 {
-			p.fresh[vip] = true
-		}
-	}
-	if before == nil {
-		return
-	}
-	for _, vip := range before.VIPs {
-		if len(p.view.sharers[vip]) == 1 && !slices.Contains(s.VIPs, vip) {
-			delete(p.fresh, vip)
-		}
 	}
 }
 
@@ -157,29 +144,6 @@ func (p *Planner) Plan() Plan { return p.plan }
 // Update brings the plan up to date and returns what changed.
 func (p *Planner) Update() Changes {
 	var changes Changes
-	look := func(vip netip.Addr) {
-		before := p.plan.verdict(vip)
-		owner, known := p.ownerOf(vip, before)
-		if len(p.view.withheld) > 0 && (p.view.withheld[withheld{owner, vip}] || p.view.withheld[withheld{p.node, vip}]) {
-			p.fresh[vip] = true // what the owner before has found out, and this node's speaker before this one
-		}
-		after, scope := p.decide(vip)
-		now, still := p.ownerOf(vip, after)
-		if isNew := !known && p.started; still && (isNew || known && owner != now) {
-			changes.Moves = append(changes.Moves, Move{vip, owner, now, isNew})
-		}
-		if before.Owned && !after.Owned || after.Silence.Owner != "" || !still {
-			delete(p.fresh, vip)
-		}
-		if !before.equal(after) {
-			changes.VIPs = append(changes.VIPs, Change{vip, before, after})
-			p.plan.set(vip, after)
-			p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
-		}
-		if scope != nil {
-			p.connect(vip, scope, after)
-		}
-	}
 	if p.allStale {
 		changes.Sessions = p.router.set(p.view.snapshot)
 		p.plan.BGP.Sessions, p.plan.BGP.Problems, p.plan.BGP.Permit = p.router.sessions, p.router.problems, p.router.permit()
@@ -187,17 +151,49 @@ func (p *Planner) Update() Changes {
 		changes.VIPs = make([]Change, 0, max(0, added))
 		for vip := range p.view.sharers {
 			delete(p.stale, vip)
-			look(vip)
+			p.look(vip, &changes)
 		}
 	}
 	for vip := range p.stale {
-		look(vip)
+		p.look(vip, &changes)
 	}
 	changes.Prefixes = p.router.settle()
 	p.publish(&changes)
 	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear costs as much as the map was ever large
 	return changes
+}
+
+// look brings the plan up to date about one VIP.
+func (p *Planner) look(vip netip.Addr, changes *Changes) {
+	before := p.plan.verdict(vip)
+	from, announced := p.owners[vip]
+	if !announced {
+		from = before.owner(p.node)
+	}
+	// The owner before has found another machine at the address, or this node's speaker has before it was restarted.
+	if p.view.withheld[withheld{from, vip}] || p.view.withheld[withheld{p.node, vip}] {
+		p.fresh[vip] = true
+	}
+	after, scope := p.decide(vip)
+	to, isNew := after.owner(p.node), !before.exists()
+	if after.exists() && (isNew && p.started || !isNew && from != to) {
+		changes.Moves = append(changes.Moves, Move{vip, from, to, isNew})
+	}
+	if before.Owned && !after.Owned || after.Silence.Owner != "" || !after.exists() {
+		delete(p.fresh, vip)
+	}
+	if delete(p.owners, vip); !after.Owned && after.Peers != nil {
+		p.owners[vip] = to
+	}
+	if !before.equal(after) {
+		changes.VIPs = append(changes.VIPs, Change{vip, before, after})
+		p.plan.set(vip, after)
+		p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
+	}
+	if scope != nil {
+		p.connect(vip, scope, after)
+	}
 }
 
 // claim updates the claims when a VIP begins or ceases to be kept.
@@ -215,35 +211,17 @@ func (p *Planner) claim(vip netip.Addr, before, after bool) {
 	}
 }
 
-// ownerOf returns the owner by layer 2 of a VIP with that verdict, "" for nobody, and whether a Service
-// has the VIP.
-func (p *Planner) ownerOf(vip netip.Addr, v Verdict) (owner string, known bool) {
-	if owner, known = p.owners[vip]; known {
-		return owner, true
-	}
-	if v.Owned {
-		return p.node, true
-	}
-	return v.Silence.Owner, v.Silent
-}
-
 // decide returns the verdict about a VIP and its scope, nil if no Service has it.
 func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
 	demand, ok := p.view.demand(vip)
 	if !ok {
 		p.router.move(vip, place{})
-		delete(p.owners, vip)
 		return Verdict{}, nil
 	}
 	pool := p.view.poolOf(vip)
 	scope := p.view.scopeOf(vip, pool)
 	owner := scope.owner(vip, demand)
 	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
-	if owner != p.node && peers != nil {
-		p.owners[vip] = owner
-	} else {
-		delete(p.owners, vip)
-	}
 	if owner == p.node && owner != "" {
 		apart := p.view.snapshot.Nodes[p.node].Apart != ""
 		interfaces, refresh := scope.interfaces(p.node)
@@ -273,6 +251,17 @@ func (p *Planner) Why(vip netip.Addr, node string) Reason {
 func (p *Planner) Serves(vip netip.Addr, node string) bool {
 	demand, _ := p.view.demand(vip)
 	return demand.serving && (demand.local == nil || demand.local[node])
+}
+
+// exists reports whether a Service has the VIP.
+func (v *Verdict) exists() bool { return v.Owned || v.Silent || v.Peers != nil }
+
+// owner returns the owner by layer 2, "" for nobody. The Silence has to be set if the VIP is not Owned.
+func (v *Verdict) owner(node string) string {
+	if v.Owned {
+		return node
+	}
+	return v.Silence.Owner
 }
 
 // equal reports whether the two are the same for the plan.
