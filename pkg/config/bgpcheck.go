@@ -17,17 +17,17 @@ type bgpCheck struct {
 
 	peers map[string]int // peers by name
 	pools []poolFacts
-	open  reach             // the pools that every advertisement applies to
+	open  *reach            // the pools that every advertisement applies to
 	by    map[string]*reach // the pools that name an advertisement
-
-	firstOpen        [2]int // the first of the open pools with IPv4, and with IPv6; -1: none
-	peersOf, poolsOf set    // what the present advertisement names, or is named by
 }
+
+// byFamily has something for IPv4, and for IPv6.
+type byFamily[T any] [2]T
 
 // poolFacts are the facts about a pool that advertisements are compared with.
 type poolFacts struct {
-	ip4, ip6  bool
-	narrowest [2][]aggregate // of IPv4 and IPv6
+	has       byFamily[bool]
+	narrowest byFamily[[]aggregate]
 }
 
 // aggregate is the shortest prefix of an address that contains only addresses of one pool.
@@ -40,9 +40,12 @@ type aggregate struct {
 // reach is the pools that an advertisement applies to, in their order.
 type reach struct {
 	pools     []int
-	leased    int            // the first pool with DHCP; -1: none
-	narrowest [2][]aggregate // of all the pools
+	first     byFamily[int] // the first pool with addresses of the family; -1: none
+	leased    int           // the first pool with DHCP; -1: none
+	narrowest byFamily[[]aggregate]
 }
+
+func newReach() *reach { return &reach{first: byFamily[int]{-1, -1}, leased: -1} }
 
 func (k *bgpCheck) run() {
 	k.index()
@@ -69,7 +72,7 @@ func (k *bgpCheck) run() {
 
 // index indexes the peers and the pools.
 func (k *bgpCheck) index() {
-	k.peers, k.by, k.open.leased, k.firstOpen = map[string]int{}, map[string]*reach{}, -1, [2]int{-1, -1}
+	k.peers, k.by, k.open = map[string]int{}, map[string]*reach{}, newReach()
 	for i := range k.Peers {
 		if _, dup := k.peers[k.Peers[i].Name]; !dup {
 			k.peers[k.Peers[i].Name] = i
@@ -81,15 +84,10 @@ func (k *bgpCheck) index() {
 		k.pools[i] = factsOf(p, i)
 		if len(p.Advertise) == 0 {
 			k.open.add(k, i)
-			for family, has := range []bool{k.pools[i].ip4, k.pools[i].ip6} {
-				if has && k.firstOpen[family] < 0 {
-					k.firstOpen[family] = i
-				}
-			}
 		}
 		for _, name := range p.Advertise {
 			if k.by[name] == nil {
-				k.by[name] = &reach{leased: -1}
+				k.by[name] = newReach()
 			}
 			k.by[name].add(k, i)
 		}
@@ -101,7 +99,10 @@ func (r *reach) add(k *bgpCheck, pool int) {
 	if r.leased < 0 && k.Config.Pools[pool].DHCP != nil {
 		r.leased = pool
 	}
-	for family := range r.narrowest {
+	for family, has := range k.pools[pool].has {
+		if has && r.first[family] < 0 {
+			r.first[family] = pool
+		}
 		for _, a := range k.pools[pool].narrowest[family] {
 			r.narrowest[family] = widen(r.narrowest[family], a)
 		}
@@ -127,13 +128,14 @@ func tooWide(sorted []aggregate, bits int) (aggregate, bool) {
 }
 
 func factsOf(p *Pool, pool int) poolFacts {
-	facts := poolFacts{ip4: p.DHCP != nil}
-	free, whole := p.Free.Ranges(), p.Whole().Ranges()
-	for _, r := range free {
+	facts := poolFacts{has: byFamily[bool]{p.DHCP != nil, false}}
+	whole := p.Whole().Ranges()
+	for _, r := range p.Free.Ranges() {
 		family := 0
-		if facts.ip4 = facts.ip4 || r.From().Is4(); r.From().Is6() {
-			facts.ip6, family = true, 1
+		if r.From().Is6() {
+			family = 1
 		}
+		facts.has[family] = true
 		for len(whole) > 0 && whole[0].To().Less(r.From()) {
 			whole = whole[1:]
 		}
@@ -165,9 +167,9 @@ func shortest(a netip.Addr, in netipx.IPRange) int {
 // the ones that name no advertisement.
 func (k *bgpCheck) reachesOf(name string) []*reach {
 	if named := k.by[name]; named != nil {
-		return []*reach{named, &k.open}
+		return []*reach{named, k.open}
 	}
-	return []*reach{&k.open}
+	return []*reach{k.open}
 }
 
 // refuseForbidden refuses pools that are announced by BGP and are not wholly in bgpPermit.
@@ -242,7 +244,7 @@ func (k *bgpCheck) refuseWideAggregates(r *rawBGP, a *Advertisement) {
 	b := a.BGP
 	for _, reach := range k.reachesOf(a.Name) {
 		for family, v := range []value{r.AggregationLength, r.AggregationLengthV6} {
-			bits := [2]int{b.AggregationLength, b.AggregationLengthV6}[family]
+			bits := byFamily[int]{b.AggregationLength, b.AggregationLengthV6}[family]
 			if wide, found := tooWide(reach.narrowest[family], bits); v.present() && found {
 				k.errorf(v, "%s is not all in pool %s, so that the traffic of others would come here: write a larger number, or "+
 					"advertise the pool by another advertisement",
@@ -303,20 +305,21 @@ func (k *bgpCheck) announcement(i int) *announcement {
 // refuseContradictions refuses a setting that differs from that of an earlier advertisement,
 // if both are certain to announce the same routes.
 func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement) {
-	k.peersOf.fill(len(k.Peers), a.peers)
-	k.poolsOf.fill(len(k.pools), a.pools)
+	peers, pools := setOf(a.peers, len(k.Peers)), setOf(a.pools, len(k.pools))
 	for _, s := range singular {
 		n, isSet := s.of(a.BGP)
-		for j := 0; isSet && j < len(earlier); j++ {
-			b := earlier[j]
+		if !isSet {
+			continue
+		}
+		for _, b := range earlier {
 			if m, wasSet := s.of(b.BGP); !wasSet || m == n || !bothSelect(a.services, b.services) || !bothSelect(a.nodes, b.nodes) {
 				continue
 			}
-			peer, samePeer := k.commonPeer(a, b)
+			peer, samePeer := k.commonPeer(a, b, peers)
 			if !samePeer {
 				continue
 			}
-			if pool, samePool := k.commonPool(a, b); samePool {
+			if pool, samePool := k.commonPool(a, b, pools); samePool {
 				at, other := s.at(a.raw), s.at(b.raw)
 				k.errorf(at, "%s contradicts advertisement %s (%s in line %d), since both announce pool %s to peer %s: write one "+
 					"value, or distinguish them by pools, peers or selectors",
@@ -331,61 +334,44 @@ func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement
 // common, if they select anything.
 func bothSelect(a, b string) bool { return a == "" || b == "" || a == b }
 
-// commonPeer returns a peer that both advertisements are sent to. Those of a are
-// in peersOf.
-func (k *bgpCheck) commonPeer(a, b *announcement) (int, bool) {
+// commonPeer returns a peer that both advertisements are sent to. Those that a names are given as a set, too.
+func (k *bgpCheck) commonPeer(a, b *announcement, namedByA []bool) (int, bool) {
 	switch {
 	case len(a.BGP.Peers) == 0 && len(b.BGP.Peers) == 0:
 		return 0, len(k.Peers) > 0
-	case len(b.BGP.Peers) == 0:
-		return first(a.peers)
 	case len(a.BGP.Peers) == 0:
-		return first(b.peers)
+		return first(b.peers, func(int) bool { return true })
+	case len(b.BGP.Peers) == 0:
+		return first(a.peers, func(int) bool { return true })
 	}
-	i := slices.IndexFunc(b.peers, k.peersOf.has)
-	if i < 0 {
-		return 0, false
-	}
-	return b.peers[i], true
-}
-
-func first(list []int) (int, bool) {
-	if len(list) == 0 {
-		return 0, false
-	}
-	return list[0], true
+	return first(b.peers, func(peer int) bool { return namedByA[peer] })
 }
 
 // commonPool returns a pool whose VIPs both advertisements announce with the
-// same prefixes. Those of a are in poolsOf.
-func (k *bgpCheck) commonPool(a, b *announcement) (int, bool) {
+// same prefixes. Those that name a are given as a set, too.
+func (k *bgpCheck) commonPool(a, b *announcement, namesA []bool) (int, bool) {
 	same4, same6 := a.AggregationLength == b.AggregationLength, a.AggregationLengthV6 == b.AggregationLengthV6
-	same := func(pool int) bool { return k.pools[pool].ip4 && same4 || k.pools[pool].ip6 && same6 }
-	if i := slices.IndexFunc(b.pools, func(pool int) bool { return k.poolsOf.has(pool) && same(pool) }); i >= 0 {
-		return b.pools[i], true
+	same := func(pool int) bool { return k.pools[pool].has[0] && same4 || k.pools[pool].has[1] && same6 }
+	if pool, found := first(b.pools, func(pool int) bool { return namesA[pool] && same(pool) }); found {
+		return pool, true
 	}
-	for _, pool := range k.firstOpen {
-		if pool >= 0 && same(pool) {
-			return pool, true
-		}
-	}
-	return 0, false
+	return first(k.open.first[:], func(pool int) bool { return pool >= 0 && same(pool) })
 }
 
-// set is a set of small numbers that is filled many times.
-type set struct {
-	in    []int
-	round int
+// first returns the first number for which is reports true.
+func first(list []int, is func(int) bool) (int, bool) {
+	i := slices.IndexFunc(list, is)
+	if i < 0 {
+		return 0, false
+	}
+	return list[i], true
 }
 
-func (s *set) fill(size int, members []int) {
-	if s.in == nil {
-		s.in = make([]int, size)
+// setOf returns a set of some of the first numbers.
+func setOf(numbers []int, size int) []bool {
+	set := make([]bool, size)
+	for _, n := range numbers {
+		set[n] = true
 	}
-	s.round++
-	for _, n := range members {
-		s.in[n] = s.round
-	}
+	return set
 }
-
-func (s *set) has(n int) bool { return s.in[n] == s.round }
