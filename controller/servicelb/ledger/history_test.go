@@ -149,7 +149,7 @@ func (c *cluster) check(t interface{ Fatalf(string, ...any) }) {
 			}
 			of[addr] = a
 		}
-		if a.decided && (a.edition != c.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
+		if a.edition > 0 && (a.edition != c.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
 			!slices.EqualFunc(a.verdict.Conflicts, c.conflicts.about(held), clusterfacts.Conflict.Equal)) {
 			due[a] = struct{}{}
 		}

@@ -53,7 +53,7 @@ type Ledger struct {
 	Situation
 	// dialects are those of the configuration.
 	dialects compat.Dialects
-	// edition counts how often the meaning of annotations changed.
+	// edition counts how often the meaning of annotations changed, from 1.
 	edition  int
 	accounts accounts
 
@@ -75,11 +75,10 @@ type account struct {
 	// leaving holds what the owner has given back but its object still shows.
 	leaving ipam.Owner
 	created time.Time
-	// asked is the last request, and verdict its answer, once it is decided.
+	// asked is the last request, verdict its answer, and edition that of the ledger then. Zero: no
+	// request was answered yet.
 	asked   ipam.Request
 	verdict Verdict
-	decided bool
-	// edition is that of the ledger at the last request.
 	edition int
 	takeover
 	// unsettled are the addresses that it should leave, because another host had them from the
@@ -88,9 +87,6 @@ type account struct {
 	// left are the conflicts because of which it has left an address, as far as there is no
 	// Event about them yet.
 	left []clusterfacts.Conflict
-	// renumbered is set when it has moved because of an annotation that its object may still
-	// show. It does not move for that annotation again.
-	renumbered bool
 	// class is the class that it waits in, if it waits.
 	class class
 }
@@ -99,7 +95,7 @@ type account struct {
 func New(scope kube.Scope) *Ledger {
 	held := &holdings{Allocator: ipam.New()}
 	return &Ledger{
-		scope: scope, dialects: compat.For(nil), accounts: accounts{}, held: held,
+		scope: scope, dialects: compat.For(nil), edition: 1, accounts: accounts{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
 		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[bound]int{}},
@@ -135,8 +131,9 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 		a.asked, a.unreadable = req, refusal != nil
 	}
 	l.takeOver(a, req, svc, first, now)
-	renumber := req.Renumber
-	req.Renumber = renumber && !a.renumbered
+	// The Service may have moved already because of an annotation that its object still shows.
+	moved := req.Renumber && a.verdict.Renumbered
+	req.Renumber = req.Renumber && !moved
 	// Other Services may wait to share an address with this one.
 	l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 	var before []ipam.Held
@@ -157,9 +154,8 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	v := l.verdict(a, req, refusal, now)
 	l.retry = l.retry || req.Sharing != nil && !slices.Equal(before, v.Held)
 	v.Left, a.left = slices.Concat(a.left, left), nil
-	v.Renumbered = v.Renumbered || renumber && a.renumbered
-	a.renumbered = v.Renumbered
-	a.asked, a.verdict, a.decided, a.edition = req, v, true, l.edition
+	v.Renumbered = v.Renumbered || moved
+	a.asked, a.verdict, a.edition = req, v, l.edition
 	l.waiters.remove(a)
 	if v.waits() {
 		l.waiters.add(a, l.classOf(a))

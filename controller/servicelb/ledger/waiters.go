@@ -208,7 +208,7 @@ func (l *Ledger) takeStock(now time.Time) (changed bool) {
 	}
 	clear(w.due)
 	for _, a := range l.accounts {
-		if held := l.held.Holds(a.owner.UID); a.decided &&
+		if held := l.held.Holds(a.owner.UID); a.edition > 0 &&
 			(a.edition != l.edition || a.verdict.waits() || !slices.Equal(a.verdict.Held, held) ||
 				!slices.EqualFunc(a.verdict.Conflicts, l.conflicts.about(held), clusterfacts.Conflict.Equal)) {
 			w.due[a] = struct{}{}
