@@ -162,7 +162,8 @@ type View[P, T any] struct {
 func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],
 	o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
 	var informer cache.SharedIndexInformer
-	r := &reader[K, T]{all: view.Keep == nil, kept: map[string]bool{}, keep: func(obj runtime.Object) (T, bool) {
+	empty := func() Object { return T(new(K)) }
+	r := &reader{empty: empty, all: view.Keep == nil, kept: map[string]bool{}, keep: func(obj runtime.Object) (Object, bool) {
 		p, ok := obj.(P)
 		if !ok {
 			return nil, false
@@ -173,7 +174,7 @@ func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 		fresh := view.Derive(p)
 		// What is cached already is kept once: a list of what has not changed needs no memory.
 		stored, _, _ := informer.GetStore().GetByKey(key(fresh)) //nolint:errcheck // it cannot fail
-		if old, ok := stored.(T); ok && old.GetUID() == fresh.GetUID() && old.GetResourceVersion() == fresh.GetResourceVersion() &&
+		if old, ok := stored.(Object); ok && old.GetUID() == fresh.GetUID() && old.GetResourceVersion() == fresh.GetResourceVersion() &&
 			fresh.GetResourceVersion() != "" {
 			return old, true
 		}
@@ -203,13 +204,15 @@ func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 			return filter(w, r.event), nil
 		},
 	}
-	informer = cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), T(new(K)), o)
+	informer = cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), empty(), o)
 	return informer
 }
 
 // reader turns what the API server sends into what an informer keeps.
-type reader[K any, T pointer[K]] struct {
-	keep func(runtime.Object) (T, bool)
+type reader struct {
+	keep func(runtime.Object) (Object, bool)
+	// empty returns an object of the type that the informer keeps.
+	empty func() Object
 	// all is set if every object is kept.
 	all bool
 
@@ -219,13 +222,13 @@ type reader[K any, T pointer[K]] struct {
 	kept map[string]bool
 }
 
-func (r *reader[K, T]) reset() {
+func (r *reader) reset() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.kept)
 }
 
-func (r *reader[K, T]) note(obj T) {
+func (r *reader) note(obj Object) {
 	if r.all {
 		return
 	}
@@ -236,13 +239,13 @@ func (r *reader[K, T]) note(obj T) {
 
 // event returns the event that an informer gets instead. If the object is not kept, that is a
 // bookmark with the version.
-func (r *reader[K, T]) event(e watch.Event) watch.Event {
+func (r *reader) event(e watch.Event) watch.Event {
 	o, ok := e.Object.(metav1.Object)
 	switch {
 	case e.Type == watch.Error || !ok:
 		return e
 	case e.Type == watch.Bookmark:
-		mark := bare[K, T](o)
+		mark := r.bare(o)
 		if done, ok := o.GetAnnotations()[metav1.InitialEventsAnnotationKey]; ok {
 			mark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: done})
 		}
@@ -262,9 +265,9 @@ func (r *reader[K, T]) event(e watch.Event) watch.Event {
 	}
 	delete(r.kept, name)
 	if !known {
-		return watch.Event{Type: watch.Bookmark, Object: bare[K, T](o)}
+		return watch.Event{Type: watch.Bookmark, Object: r.bare(o)}
 	}
-	gone := bare[K, T](o)
+	gone := r.bare(o)
 	gone.SetNamespace(o.GetNamespace())
 	gone.SetName(o.GetName())
 	gone.SetUID(o.GetUID())
@@ -272,10 +275,10 @@ func (r *reader[K, T]) event(e watch.Event) watch.Event {
 }
 
 // bare returns an object of which only the version is known.
-func bare[K any, T pointer[K]](o metav1.Object) T {
-	t := T(new(K))
-	t.SetResourceVersion(o.GetResourceVersion())
-	return t
+func (r *reader) bare(o metav1.Object) Object {
+	bare := r.empty()
+	bare.SetResourceVersion(o.GetResourceVersion())
+	return bare
 }
 
 func key(o metav1.Object) string { return cache.MetaObjectToName(o).String() }
