@@ -190,7 +190,7 @@ type Core struct {
 func New(o Options) *Core {
 	return &Core{
 		Options: o, planner: plan.NewPlanner(o.Node), leaving: map[netip.Addr]leaving{}, arriving: map[netip.Addr]arriving{},
-		gained: map[netip.Addr]time.Time{}, since: map[netip.Addr]time.Time{},
+		gained: map[netip.Addr]time.Time{}, since: map[netip.Addr]time.Time{}, routing: routing{due: true},
 		moves: moves{moving: map[netip.Addr]moving{}, orphans: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{}},
 	}
 }

@@ -12,9 +12,8 @@ import (
 
 // routing is what routers have been sent.
 type routing struct {
-	sent    bool // something was sent
 	current bool // the last routes were those of the plan, so that changes are enough
-	due     bool // sessions have to be set again
+	due     bool // sessions have to be set, for the first time or again
 	permit  *netipx.IPSet
 	// draining are the routes that the node withdraws at until. Nil: it does not drain, and until
 	// is zero.
@@ -40,11 +39,11 @@ func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
 func (c *Core) route(had map[netip.Prefix]plan.Route) {
 	r, want := &c.routing, c.planner.Plan().BGP
 	drained := r.draining != nil && !c.now.Before(r.until)
-	due := !r.sent || r.due || drained || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
+	due := r.due || drained || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
 	if !c.everReady || !due {
 		return
 	}
-	r.sent, r.due, r.permit = true, false, want.Permit
+	r.due, r.permit = false, want.Permit
 	switch {
 	case len(had) > 0:
 		c.log(false, "draining: routers are asked to prefer other nodes", "routes", len(had), "for", c.Drain)
