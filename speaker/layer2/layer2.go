@@ -124,8 +124,13 @@ type assignment struct {
 
 // is reports whether the VIP is already assigned in the same way.
 func (v *assignment) is(l plan.Layer2) bool {
-	return slices.Equal(v.interfaces, l.Interfaces) && v.Home == l.Home && v.Apart == l.Apart && v.Hurry == l.Hurry &&
-		v.Leaving == l.Leaving && v.Arriving == l.Arriving && v.Refresh == l.Refresh
+	return slices.Equal(v.interfaces, l.Interfaces) && v.VIP == onSegments(l, v.Probe)
+}
+
+// onSegments returns how segments announce the VIP.
+func onSegments(l plan.Layer2, probe bool) segment.VIP {
+	return segment.VIP{Probe: probe, Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Arriving: l.Arriving,
+		Refresh: l.Refresh}
 }
 
 // setting is a call of Set.
@@ -232,7 +237,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// lookForLost tells the segments whether speakers are lost. It has to be called again when the returned
+// lookForLost hands to the segments whether speakers are lost. It has to be called again when the returned
 // channel is closed.
 func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 	around := a.around
@@ -267,8 +272,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			a.vips[vip] = before
 			continue
 		}
-		v := &assignment{interfaces: slices.Clone(l.Interfaces), VIP: segment.VIP{
-			Home: l.Home, Apart: l.Apart, Hurry: l.Hurry, Leaving: l.Leaving, Arriving: l.Arriving, Refresh: l.Refresh}}
+		v := &assignment{interfaces: slices.Clone(l.Interfaces), VIP: onSegments(l, false)}
 		if before.stays(v) {
 			v.since = before.since
 		} else {
