@@ -322,19 +322,19 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
-		longer, due = closed(config), c.due(config, facts, namespaces)
+		longer, due = closed(config), dueAfter(config, facts, namespaces, c.Namespaces)
 	}
 }
 
-// due returns what finds the Services that are due after these changes, or because something became free. Both may have
+// dueAfter returns what finds the Services that are due after these changes, or because something became free. Both may have
 // happened: what has become free is not reported again.
-func (c *Controller) due(config, facts, namespaces <-chan struct{}) func(*ledger.Ledger, time.Time) []string {
+func dueAfter(config, facts, namespaces <-chan struct{}, labels Namespaces) func(*ledger.Ledger, time.Time) []string {
 	switch {
 	case closed(config) || closed(facts):
 		return (*ledger.Ledger).Waiting
 	case closed(namespaces):
 		return func(l *ledger.Ledger, now time.Time) []string {
-			return append(l.Relabeled(c.Namespaces.Labels), l.Retry(now)...)
+			return append(l.Relabeled(labels.Labels), l.Retry(now)...)
 		}
 	}
 	return (*ledger.Ledger).Retry
