@@ -93,6 +93,17 @@ func (c *conflicts) clear(vip netip.Addr) {
 	}
 }
 
+// end is called when the VIP leaves this node. A speaker of this cluster that has claimed it, and did not answer, is no
+// other machine for its next owner, which may be that one.
+func (c *conflicts) end(vip netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of[vip].Silent {
+		delete(c.of, vip)
+		c.changed.Notify()
+	}
+}
+
 // Forget removes the conflicts of VIPs that no Service has any more: another machine may have such an
 // address.
 func (a *Announcer) Forget(vips []netip.Addr) {

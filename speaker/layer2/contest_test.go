@@ -684,6 +684,8 @@ func TestRecordedClaimSilencesNobody(t *testing.T) {
 				assert.LessOrEqual(t, questions, int(time.Minute/challengeWait), "questions")
 				assert.NotZero(t, announcements, "clients are told where the VIP is")
 				assert.LessOrEqual(t, announcements, 2*int(time.Minute/segment.DefendInterval)+2)
+				w.set(map[netip.Addr]plan.Layer2{vip: {Leaving: true}})
+				assert.Empty(t, w.Conflicts(), "that speaker may be the next owner")
 			})
 		})
 	}

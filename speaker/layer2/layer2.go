@@ -283,6 +283,11 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 		v.Probe = a.conflicts.toProbe(vip)
 		a.vips[vip] = v
 	}
+	for vip := range old {
+		if now := a.vips[vip]; now == nil || now.Leaving {
+			a.conflicts.end(vip)
+		}
+	}
 	maps.DeleteFunc(old, func(vip netip.Addr, v *assignment) bool { return v.absent(vip, shown) })
 	a.groups = grouped(a.vips)
 	a.reconcile(ctx)
