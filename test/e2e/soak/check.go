@@ -38,7 +38,7 @@ func (s *soak) owners(ctx context.Context) (map[string]string, error) {
 
 // settled checks that all is as it was: nodes and programs are ready, no program ended by itself,
 // Services have the addresses that they had, one node answers for each VIP, the same one unless
-// VIPs may have moved, and both routers have a route through each node.
+// VIPs may have moved, both routers have a route through each node, and people are shown no warning.
 func (s *soak) settled(ctx context.Context, owners map[string]string, happened faults) error {
 	if err := s.running(ctx, happened); err != nil {
 		return err
@@ -63,7 +63,11 @@ func (s *soak) settled(ctx context.Context, owners map[string]string, happened f
 			return fmt.Errorf("%s: %w", u.name, err)
 		}
 	}
-	return nil
+	shown, code, err := s.CLI(ctx, "", "status")
+	if err == nil && code != 0 {
+		err = fmt.Errorf("lodestone status still has warnings:\n%s", shown)
+	}
+	return err
 }
 
 // served checks who announces the VIP of a Service, and that all nodes serve it that should.
