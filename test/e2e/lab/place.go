@@ -49,11 +49,13 @@ var locks = func() (all []*lock.Lock) {
 func (p place) lock() *lock.Lock { return locks[p-1] }
 
 // take waits for a place: the one given, which this program may have already, or whichever
-// is free first.
+// is free first, the last one before others: programs that ask for a number ask for 1.
 func take(ctx context.Context, number int, progress func(format string, args ...any)) (place, error) {
 	if number > 0 {
 		return place(number), place(number).lock().Acquire(ctx, progress)
 	}
-	first, err := lock.First(ctx, progress, locks...)
+	backwards := slices.Clone(locks)
+	slices.Reverse(backwards)
+	first, err := lock.First(ctx, progress, backwards...)
 	return place(1 + slices.Index(locks, first)), err
 }
