@@ -61,7 +61,7 @@ const (
 	// is released. It is a name of our own, because another provider's
 	// service controller strips the conventional one from classed Services.
 	ClassFinalizer = "lodestone.io/load-balancer-cleanup"
-	// ConditionAllocated is the Service condition that says whether it has
+	// ConditionAllocated is the Service condition that shows whether it has
 	// the addresses it asks for, and why not.
 	ConditionAllocated = "lodestone.io/Allocated"
 )

@@ -9,7 +9,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// InvalidError says that an annotation's value is not understood. Two of the same text are equal.
+// InvalidError is about an annotation whose value is not understood. Two of the same text are equal.
 type InvalidError struct{ text string }
 
 // Error names the annotation, its value and what it may be.

@@ -6,11 +6,11 @@
 // the same answer. The Watcher keeps the answer up to date from caches that
 // hold only what Collect reads.
 //
-// What nodes say counts within bounds, because a node may lie. A Lease counts only if its
+// What nodes report counts within bounds, because a node may lie. A Lease counts only if its
 // Node exists. It keeps at most report.MaxGateways addresses from being handed out, and two
 // for each of maxAlone segments. Of a Node the first internal and the first external address of
 // each family always count: whoever got one of them for a Service would get the node's traffic.
-// All else that one node says keeps half of a pool at most.
+// All else that one node reports keeps half of a pool at most.
 // controller/servicelb/ledger bounds what follows from the conflicts that a node reports.
 //
 // The files, from the outside in:
@@ -63,12 +63,12 @@ type Conflict struct {
 	Nodes []string
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (d Conflict) Equal(other Conflict) bool {
 	return d.Conflict == other.Conflict && slices.Equal(d.Nodes, other.Nodes)
 }
 
-// String says who claims the VIP, as in "the host 02:00:00:00:00:0c (seen by
+// String names the host that claims the VIP, as in "the host 02:00:00:00:00:0c (seen by
 // node n1)".
 func (d Conflict) String() string {
 	others := ""
@@ -83,15 +83,15 @@ type Forbidden struct {
 	Range netipx.IPRange
 	// Why completes the sentence "203.0.113.1 is ...".
 	Why string
-	// Node is the one that says so, if nothing else does and it may be a lie.
+	// Node is the one that reports it, if nothing else shows it and it may be a lie.
 	Node string
-	// rank orders what one node says: of a pool the lower ones count first.
+	// rank orders what one node reports: of a pool the lower ones count first.
 	rank rank
 	// Pods is set if the reason is the pod CIDR of Nodes, and nothing else.
 	Pods bool
 }
 
-// rank is how much harm it does to hand out an address that a node has said it needs.
+// rank is how much harm it does to hand out an address that a node has reported as its own.
 type rank int
 
 const (
@@ -112,7 +112,7 @@ func Forbid(cfg *config.Config, f *Facts) []Forbidden {
 	if cfg == nil {
 		return all
 	}
-	if cfg.Routes != nil && len(cfg.Routes.CIDRs) > 0 { // where pods are, whatever Nodes say
+	if cfg.Routes != nil && len(cfg.Routes.CIDRs) > 0 { // where pods are, whatever Nodes have
 		all = slices.DeleteFunc(all, func(x Forbidden) bool { return x.Pods })
 	}
 	all = withinShares(cfg.Pools, all)
@@ -248,7 +248,7 @@ func Collect(o Objects) *Facts {
 	return f
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (f *Facts) Equal(other *Facts) bool {
 	return slices.Equal(f.Forbidden, other.Forbidden) && slices.Equal(f.Segments, other.Segments) &&
 		slices.EqualFunc(f.Conflicts, other.Conflicts, Conflict.Equal) &&
@@ -287,7 +287,7 @@ type ban struct {
 	netipx.IPRange
 	// what the range is, of the node if it is one of a node.
 	what, node string
-	// by is the node that alone says so, rank how much that counts.
+	// by is the only node that reports it, rank how much that counts.
 	by   string
 	rank rank
 	// isPods is set for a pod CIDR.

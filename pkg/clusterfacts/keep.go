@@ -27,7 +27,7 @@ func keepNode(n *corev1.Node) *corev1.Node {
 func keepLease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	kept := &coordinationv1.Lease{ObjectMeta: objects.Identity(l)}
 	kept.Spec.HolderIdentity = l.Spec.HolderIdentity
-	network := report.Of(l.Annotations).Network // bounded, whatever the Lease says
+	network := report.Of(l.Annotations).Network // bounded, whatever the Lease has
 	network.KubeProxy = false                   // only speakers use it
 	kept.Annotations = report.Report{Network: network}.Annotations()
 	return kept

@@ -183,7 +183,7 @@ func (n names) announce(p *config.Pool) bool {
 	return slices.ContainsFunc(p.Advertise, func(name string) bool { return n[name] })
 }
 
-// offSegment says which part of the pool is on no segment.
+// offSegment names the part of the pool that is on no segment.
 func offSegment(p *config.Pool, segments []piece) (warning string, ok bool) {
 	free := piecesOf(p.Free, 0)
 	off := slices.DeleteFunc(p.Whole().Ranges(), func(r netipx.IPRange) bool {

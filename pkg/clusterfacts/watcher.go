@@ -27,7 +27,7 @@ const (
 	// gatherDelay is how long changes are gathered before the facts are computed. A thousand
 	// nodes that join then cost a few computations.
 	gatherDelay = 200 * time.Millisecond
-	// lateAfter is how long the facts may take before the log says what is
+	// lateAfter is how long the facts may take before the log has what is
 	// missing.
 	lateAfter = 10 * time.Second
 	// kubernetesService is the API server's own Service.

@@ -1,5 +1,5 @@
 // Package compat reads what Services ask of other load balancers: Lodestone
-// understands their annotations where the configuration says so, so that no
+// understands their annotations where the configuration allows it, so that no
 // Service has to be edited on the day that it changes hands.
 package compat
 
@@ -73,7 +73,7 @@ type Wishes struct {
 	LoadBalancerIP string
 }
 
-// Read returns what the Service asks for. Our annotations win over others. The error says
+// Read returns what the Service asks for. Our annotations win over others. The error names
 // where the others contradict each other, or ask for something that does not exist. The Wishes
 // are then those that are understood.
 func (d Dialects) Read(svc *corev1.Service) (Wishes, error) {
@@ -147,7 +147,7 @@ func (d Dialects) lease(w *Wishes) error {
 }
 
 // share makes Services that ask for the same addresses share them, as they do with kube-vip.
-// Nothing on such a Service says that it shares.
+// Nothing on such a Service shows that it shares.
 func (d Dialects) share(w *Wishes) {
 	asked := w.Addresses
 	if asked.Annotation != KubeVIPAddresses || w.SharingKey != (Wish{}) {

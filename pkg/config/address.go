@@ -114,7 +114,7 @@ func (vs values) block(v value) (block, bool) {
 	return b, err == nil
 }
 
-// prefixes returns the well-formed prefixes, each once. The hint is added to errors, and says
+// prefixes returns the well-formed prefixes, each once. The hint, which is added to errors, is
 // what to write instead.
 func (vs values) prefixes(all []value, hint string) (prefixes []netip.Prefix) {
 	seen := map[netip.Prefix]value{}
@@ -182,7 +182,7 @@ var special = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "are multicast addresses, which name groups"},
 }
 
-// checkUsable says why a pool must not contain the block.
+// checkUsable returns why a pool must not contain the block.
 func (b block) checkUsable() error {
 	most := math.Pow(2, 32-minPrefix4)
 	limit := fmt.Sprintf("an IPv4 entry holds at most as much as a /%d, %.0f addresses", minPrefix4, most)

@@ -330,7 +330,7 @@ func (c bgpCompiler) permit(raw []value) *netipx.IPSet {
 	return set
 }
 
-// routes returns how nodes reach each other's pods, nil if the document does not say.
+// routes returns how nodes reach each other's pods, nil if the document has nothing about it.
 func (c bgpCompiler) routes(raw *rawRoutes, peers names) *Routes {
 	if raw == nil {
 		return nil

@@ -33,7 +33,7 @@ import (
 	"go4.org/netipx"
 )
 
-// Where the document lives in the cluster, unless flags say otherwise.
+// Where the document lives in the cluster, unless flags name another place.
 const (
 	// Namespace is the namespace of Lodestone's own objects.
 	Namespace = "lodestone-system"
@@ -69,7 +69,7 @@ type Config struct {
 	// Reservations keep addresses of the pools for Services, in the order of
 	// the document. No address is in two of them.
 	Reservations []Reservation
-	// Advertisements say how VIPs are made known. A document without the key
+	// Advertisements are how VIPs are made known. A document without the key
 	// announces every pool by layer 2 from every node; one with an empty list
 	// announces nothing, because something else does.
 	Advertisements []Advertisement
@@ -77,9 +77,9 @@ type Config struct {
 	// of the document.
 	Peers []Peer
 	// Permit is all that speakers may announce by BGP, whatever else the document,
-	// Services and nodes say. Nil: there is no such list.
+	// Services and nodes ask for. Nil: there is no such list.
 	Permit *netipx.IPSet
-	// Routes says how nodes reach each other's pods. Nil: Lodestone has no part in that.
+	// Routes is how nodes reach each other's pods. Nil: Lodestone has no part in that.
 	Routes *Routes
 	// Compatibility names the load balancers whose annotations on Services are
 	// understood, and whose Services are taken over only with their addresses.
@@ -89,7 +89,7 @@ type Config struct {
 	IgnoreExcludeLabel bool
 	// ExcludeTaints are the keys of taints that take a node out of load balancing as that label does.
 	ExcludeTaints []string
-	// Nodes is what the operator says about machines; the first entry that
+	// Nodes is what the operator declares about machines; the first entry that
 	// matches a node's name applies.
 	Nodes []NodeRule
 	// Digest identifies the document's text (hex SHA-256), for logs and
@@ -113,7 +113,7 @@ const (
 // Failover is a choice between noticing a lost speaker soon and waiting long for a slow one.
 type Failover string
 
-// What the document can say.
+// What the document can contain.
 const (
 	FailoverFast         Failover = "fast"
 	FailoverNormal       Failover = "normal"
@@ -173,7 +173,7 @@ type Pool struct {
 	// Withheld are addresses in the document's prefixes that the pool never hands out:
 	// excludes, network and broadcast addresses.
 	Withheld *netipx.IPSet
-	// DHCP says where the pool leases its addresses. Nil: its addresses are not leased.
+	// DHCP is where the pool leases its addresses. Nil: its addresses are not leased.
 	DHCP *DHCP
 	// AutoAssign lets Services that name no pool draw from this one.
 	// Default: true.
@@ -380,13 +380,13 @@ type Peer struct {
 	// LocalASN is the node's AS number for this peer. 0: that of the node, see
 	// annotation.BGPASN; without one the node has no session with the peer.
 	LocalASN uint32
-	// PeerASN is the router's AS number, or says what it has to be.
+	// PeerASN is the router's AS number, or what it has to be.
 	PeerASN ASN
-	// SourceAddress is the node's end of the connection. Invalid: what the node
-	// says, else what the kernel chooses.
+	// SourceAddress is the node's end of the connection. Invalid: that of the
+	// node's annotation, else what the kernel chooses.
 	SourceAddress netip.Addr
-	// RouterID is the node's BGP identifier. Invalid: what the node says, else
-	// its first IPv4 address.
+	// RouterID is the node's BGP identifier. Invalid: that of the node's
+	// annotation, else its first IPv4 address.
 	RouterID netip.Addr
 	// Passive peers open the connection themselves.
 	Passive bool
@@ -472,7 +472,7 @@ func (r *Routes) AdvertisesTo(peer string) bool {
 	return r.Mode == RoutesBGP && (len(r.Peers) == 0 || slices.Contains(r.Peers, peer))
 }
 
-// NodeRule is what the operator says about the machines whose Node name
+// NodeRule is what the operator declares about the machines whose Node name
 // matches one of the patterns.
 type NodeRule struct {
 	// Names are path.Match patterns of Node names.
@@ -480,7 +480,7 @@ type NodeRule struct {
 	// Region and Zone become the topology.kubernetes.io labels of a new
 	// node. Empty: no label.
 	Region, Zone string
-	// Gone is set when the operator says that the machine no longer exists. Its Node object
+	// Gone is set when the operator declares that the machine no longer exists. Its Node object
 	// may then be deleted.
 	Gone bool
 	// SystemUUID is the machine's, if Gone: another one may have the name later.

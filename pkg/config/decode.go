@@ -195,7 +195,7 @@ func (d *decoder) key(k, val value, keys []key, into reflect.Value) {
 	}
 }
 
-// missingAdvice says what to write for the keys that every document begins with.
+// missingAdvice is what to write for the keys that every document begins with.
 func missingAdvice(k key) string {
 	switch k.name {
 	case "apiVersion":
@@ -270,7 +270,7 @@ func (d *decoder) isTagged(v value) bool {
 // plainTags are the tags of collections without one.
 var plainTags = map[yaml.Kind]string{yaml.MappingNode: "!!map", yaml.SequenceNode: "!!seq"}
 
-// kindHint says how to write what was probably meant.
+// kindHint shows how to write what was probably meant.
 func kindHint(v value, want yaml.Kind) string {
 	switch {
 	case want == yaml.SequenceNode && v.Kind == yaml.ScalarNode:
@@ -294,7 +294,7 @@ var scalarTags = map[string]string{
 	"!!null": "nothing", "!!timestamp": "a date", "!!merge": "a merge key",
 }
 
-// describe says what kind of thing a node is.
+// describe names the kind of thing that a node is.
 func describe(n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return kinds[n.Kind]

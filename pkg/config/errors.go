@@ -26,7 +26,7 @@ type Error struct {
 	// Path names the part of the document, such as `pools[1] "dmz"`. Empty:
 	// the document as a whole.
 	Path string `json:"path,omitempty"`
-	// Message says what is wrong, with the value and the bound.
+	// Message is what is wrong, with the value and the bound.
 	Message string `json:"message"`
 }
 
@@ -64,7 +64,7 @@ func Lines[E error](errs []E, andMore string) string {
 }
 
 // report collects errors and keeps the first maxKept of the document. Its file,
-// line and column say where the document lies in a larger file.
+// line and column are where the document lies in a larger file.
 type report struct {
 	file         string
 	line, column int
@@ -176,7 +176,7 @@ var elsewhere = map[string]string{
 	"<<":           "merge keys are not supported: write the keys out",
 }
 
-// advice says what an unknown key was probably meant to be.
+// advice is what an unknown key was probably meant to be.
 func advice(path, unknown string, keys []key) string {
 	if hint, ok := elsewhere[unknown]; ok {
 		return hint

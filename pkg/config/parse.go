@@ -295,7 +295,7 @@ const (
 
 var yamlPrefix = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// syntaxHints say what the YAML parser's errors mean in practice.
+// syntaxHints are what the YAML parser's errors mean in practice.
 var syntaxHints = map[string]string{
 	"found character that cannot start any token":    "quote values that begin with @, %, ` or another sign",
 	"mapping values are not allowed in this context": "check the indentation of this line, and quote values that contain ': '",

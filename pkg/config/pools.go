@@ -87,7 +87,7 @@ func (c poolCompiler) namespaceSelector(r rawPool) Selector {
 }
 
 // requesters returns the namespaces that may ask for addresses: nil when the
-// document does not say, empty when none may.
+// document does not restrict them, empty when none may.
 func (c poolCompiler) requesters(r rawPool) []string {
 	if r.Requesters == nil {
 		return nil

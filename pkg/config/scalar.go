@@ -307,8 +307,8 @@ const (
 	unschedulable = nodeTaints + "unschedulable"
 )
 
-// checkTaint accepts the keys of taints that are somebody's decision. What the others of Kubernetes say
-// of a node's health, speakers know better.
+// checkTaint accepts the keys of taints that are somebody's decision. The others of Kubernetes are
+// about a node's health, which speakers know better.
 func checkTaint(s string) error {
 	if s != unschedulable && strings.HasPrefix(s, nodeTaints) {
 		return fmt.Errorf("is set by Kubernetes, and not by somebody who wants to take the node out: of those with %s only %s can be here",
@@ -341,8 +341,8 @@ func checkGlob(s string) error {
 }
 
 // ParseASN reads an AS number in decimal digits (RFC 5396, asplain), as it is
-// in the document and in annotations of nodes. The error says what the number
-// has to be and does not repeat it.
+// in the document and in annotations of nodes. The error has what the number
+// has to be, and does not repeat it.
 func ParseASN(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	switch {

@@ -5,7 +5,7 @@
 // The files, from the outside in:
 //
 //	debughttp.go  Server, the task: the paths, and who may have which
-//	authorize.go  who asks, by what the API server says
+//	authorize.go  who asks, as the API server knows them
 //	limit.go      how many connections one source may have, and how often it may ask
 //	tls.go        the certificate
 package debughttp
@@ -148,7 +148,7 @@ func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// Healthz answers with the error of alive, which says why the process should
+// Healthz answers with the error of alive, which is why the process should
 // be restarted.
 func Healthz(alive func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

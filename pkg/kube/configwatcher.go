@@ -22,7 +22,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// ErrNoConfig says that the cluster has no document: no ConfigMap, or none
+// ErrNoConfig means that the cluster has no document: no ConfigMap, or none
 // with the key.
 var ErrNoConfig = errors.New("no configuration")
 
@@ -45,7 +45,7 @@ type Events interface {
 	Event(object runtime.Object, eventType, reason, message string)
 }
 
-// ConfigOptions say where the document is and where its changes are reported.
+// ConfigOptions are where the document is and where its changes are reported.
 type ConfigOptions struct {
 	// Namespace and Name are those of the ConfigMap. Default: config's.
 	Namespace, Name string

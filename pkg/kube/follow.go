@@ -109,7 +109,7 @@ func (f *Follower) Standing() (known bool, err error) {
 	return f.err != nil, f.err
 }
 
-// Absent reports whether the API server has said that it does not have the kind. It is asked
+// Absent reports whether the API server answers that it does not have the kind. It is asked
 // again from time to time, because it may be upgraded.
 func (f *Follower) Absent() bool {
 	f.mu.Lock()

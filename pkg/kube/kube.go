@@ -10,7 +10,7 @@
 //	configcopy.go     the copy of the last valid configuration, for a start without a valid one
 //	namespaces.go     the labels of namespaces
 //	passwords.go      BGP passwords, from Secrets
-//	follow.go         an informer that says whether it knows its objects, and why not
+//	follow.go         an informer that knows whether it has its objects, and why not
 //	events.go         Events, each written once
 //	reasons.go        the reasons of Events on the ConfigMap
 //	eventqueue.go     those that wait, with no object ahead of all others
@@ -67,7 +67,7 @@ func VIPs(svc *corev1.Service) []netip.Addr {
 	return slices.DeleteFunc(StatusAddresses(svc), func(a netip.Addr) bool { return !slices.Contains(assigned, a) })
 }
 
-// Assigned returns the addresses that the Service's annotation says Lodestone gave to it.
+// Assigned returns the addresses that Lodestone gave to the Service, as its annotation has them.
 // Lodestone writes at most config.MaxServiceAddresses there, and no more are read.
 func Assigned(svc *corev1.Service) []netip.Addr {
 	var addrs []netip.Addr
@@ -77,9 +77,8 @@ func Assigned(svc *corev1.Service) []netip.Addr {
 	return addrs
 }
 
-// Leases returns, for the addresses that the Service's annotation says are
-// leased from a DHCP server, the interface; as many as Assigned returns. Nil: there
-// are none.
+// Leases returns the interfaces of the addresses that are leased from a DHCP server, as the
+// Service's annotation has them; as many as Assigned returns. Nil: there are none.
 func Leases(svc *corev1.Service) map[netip.Addr]string {
 	text, ok := svc.Annotations[annotation.Leases]
 	if !ok {
@@ -126,7 +125,7 @@ func JoinAddrs(addrs []netip.Addr) string {
 	return strings.Join(texts, ",")
 }
 
-// Allocated returns the condition that says whether the Service has its addresses, nil
+// Allocated returns the condition that shows whether the Service has its addresses, nil
 // for none.
 func Allocated(svc *corev1.Service) *metav1.Condition {
 	i := slices.IndexFunc(svc.Status.Conditions, func(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated })

@@ -10,7 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
-// Scope says which Services Lodestone serves. The controller and the speakers are started with
+// Scope is which Services Lodestone serves. The controller and the speakers are started with
 // the same one.
 type Scope struct {
 	// Classless serves Services without a spec.loadBalancerClass.
@@ -45,7 +45,7 @@ func (s Scope) Serves(svc *corev1.Service) bool {
 	return s.Covers(svc) && svc.DeletionTimestamp == nil
 }
 
-// Foreign says why the Service is not served, empty if it is.
+// Foreign returns why the Service is not served, empty if it is.
 func (s Scope) Foreign(svc *corev1.Service) string {
 	class := svc.Spec.LoadBalancerClass
 	switch {

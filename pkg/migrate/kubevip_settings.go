@@ -169,7 +169,7 @@ func nodesOf(pod *corev1.PodSpec) []metav1.LabelSelector {
 }
 
 // convertSettings writes how kube-vip announces VIPs. Pods of one DaemonSet, or
-// static ones of several nodes, say the same.
+// static ones of several nodes, have the same settings.
 func (m *kubeVIP) convertSettings() {
 	serving := slices.DeleteFunc(slices.Clone(m.settings),
 		func(s settings) bool { return s.values["svc_enable"] != "" && !s.on("svc_enable") })

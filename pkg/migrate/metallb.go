@@ -42,7 +42,7 @@ type poolSpec struct {
 	} `json:"serviceAllocation"`
 }
 
-// reach says which pools an advertisement is for, from where, and for whom.
+// reach is which pools an advertisement is for, from where, and for whom.
 type reach struct {
 	IPAddressPools         []string               `json:"ipAddressPools"`
 	IPAddressPoolSelectors []metav1.LabelSelector `json:"ipAddressPoolSelectors"`
@@ -476,7 +476,7 @@ func (m *metalLB) addresses(p *resource[poolSpec], out *pool) {
 const maxEdges = 512
 
 // edges returns the addresses of the blocks that end in .0 or .255, two
-// neighbours in one range. whole says that they are the first and the last of
+// neighbours in one range. whole is set if they are the first and the last of
 // each prefix, and no others.
 func edges(blocks []block) (whole bool, all []string) {
 	whole = true
@@ -505,7 +505,7 @@ func edges(blocks []block) (whole bool, all []string) {
 	return whole, all
 }
 
-// lastPriority is that of pools which say none.
+// lastPriority is that of pools without one.
 const lastPriority = 999
 
 // allocation writes who may draw from the pool, and when it comes to that.

@@ -36,7 +36,7 @@ type Note struct {
 	Object string `json:"object"`
 	// Field is the part of the object. Empty: all of it.
 	Field string `json:"field,omitempty"`
-	// Message says what there is, and what to do.
+	// Message is what there is, and what to do.
 	Message string `json:"message"`
 	// Decision is set if something would change or not work unless somebody decides about it
 	// first.

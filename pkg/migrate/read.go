@@ -185,7 +185,7 @@ func (m *migration) decoded(o *Object, field string, unknown []error, err error)
 	return true
 }
 
-// whereOf returns the field that an error is about and what it says.
+// whereOf returns the field that an error is about, and what is wrong with it.
 func whereOf(err error) (field, message string) {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -194,7 +194,7 @@ func whereOf(err error) (field, message string) {
 	return wrong.Field, "must be " + kindOf(wrong.Type) + ", not " + cut(wrong.Value)
 }
 
-// kindOf says what a field holds.
+// kindOf names what a field holds.
 func kindOf(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Pointer:

@@ -125,7 +125,7 @@ func (m *migration) translate(f found, c config.Compatibility, dialects compat.D
 }
 
 // decideShared notes that Services share addresses, which only kube-vip's own configuration
-// says.
+// shows.
 func (m *migration) decideShared(o *Object, field string) {
 	m.notef(o, field, "Services of one namespace that ask for the same addresses (%s) share them while compatibility has kube-vip; "+
 		"those of several namespaces need %s and %s",

@@ -77,7 +77,7 @@ func (c untypedClient[L]) List(ctx context.Context, o metav1.ListOptions) (runti
 	return c.typedClient.List(ctx, o)
 }
 
-// Scope says which objects of a kind.
+// Scope selects objects of a kind.
 type Scope struct {
 	// Namespace is that of the objects. Empty: all namespaces.
 	Namespace string
@@ -93,7 +93,7 @@ type Scope struct {
 // the memory of an API server that lags behind would lack what another leader has just given.
 var Shared = Scope{Fresh: true}
 
-// First returns the options of an informer's list. Of the first one an informer says that it may have any age.
+// First returns the options of an informer's list. An informer allows the first one to have any age.
 func (s Scope) First(o metav1.ListOptions) metav1.ListOptions {
 	if s.Fresh && o.ResourceVersion == "0" {
 		o.ResourceVersion = ""

@@ -41,7 +41,7 @@ func Reasons() reason.Texts[Reason] {
 	}
 }
 
-// reasons says what each Reason means, of the node that had a VIP (%[1]s) and
+// reasons is what each Reason means, of the node that had a VIP (%[1]s) and
 // the one that has it (%[2]s).
 var reasons = map[Reason]string{
 	SpeakerLost:          "the speaker on node %[1]s is not heard any more: the node is down or cut off, or its speaker was killed",

@@ -37,7 +37,7 @@ type Network struct {
 	// Blind is set when the API server answers other nodes and not this one: a node that
 	// is not blind is preferred as owner, because it knows the Services that there are.
 	Blind bool `json:"-"`
-	// Sick is set when kube-proxy on the node says that it is not healthy. Its rules are in
+	// Sick is set when kube-proxy on the node reports that it is not healthy. Its rules are in
 	// the kernel and age: a healthy node is preferred, in routes, too.
 	Sick bool `json:"-"`
 	// Apart is set while the node's speaker has lost all others with its link to them, to
@@ -127,7 +127,7 @@ type Segment struct {
 	// IfNamed is set when only an advertisement that names the interface
 	// announces there.
 	IfNamed bool
-	// Down is set while the node's speaker says that the interface cannot carry packets.
+	// Down is set while the node's speaker reports that the interface cannot carry packets.
 	// The node belongs to the segment all the same. It is not in the Lease.
 	Down bool
 }

@@ -24,7 +24,7 @@ type Session struct {
 	Established bool `json:"established,omitempty"`
 	// Since is when the session came up or went down, in whole seconds.
 	Since time.Time `json:"since"`
-	// Message says why there is no session, or what is wrong with it, for people.
+	// Message is why there is no session, or what is wrong with it, for people.
 	Message string `json:"message,omitempty"`
 	// BFD is the state of the BFD session (RFC 5880, section 4.1). Empty: there
 	// is none.

@@ -258,7 +258,7 @@ func settings(old, p *config.Pool) []setting {
 	}
 }
 
-// leased says where addresses are leased now, if that has changed.
+// leased describes where addresses are leased now, if that has changed.
 func leased(old, p *config.Pool) string {
 	said := became(lessor(old), lessor(p))
 	if said != "" && old.DHCP != nil {
@@ -274,7 +274,7 @@ func lessor(p *config.Pool) string {
 	return "interface " + strconv.Quote(p.DHCP.Interface)
 }
 
-// afterwards says what becomes of a pool's Services without it.
+// afterwards describes what becomes of a pool's Services without it.
 func afterwards(p *config.Pool) string {
 	if p.DHCP != nil {
 		return "its leases are released, and Services lose those that they hold"
@@ -311,7 +311,7 @@ func quotaText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// gainedAndLost says how a list has changed, whose order does not matter.
+// gainedAndLost describes how a list has changed whose order does not matter.
 func gainedAndLost(old, now []string) string {
 	switch {
 	case old == nil && now == nil:
@@ -340,7 +340,7 @@ func without(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return in[s] })
 }
 
-// contents says what a pool has to give.
+// contents describes what a pool has to give.
 func contents(p *config.Pool) string {
 	if p.DHCP != nil {
 		return "leases on " + lessor(p)
@@ -348,7 +348,7 @@ func contents(p *config.Pool) string {
 	return amount(p.Free)
 }
 
-// amount says how many addresses a set has, and which.
+// amount describes how many addresses a set has, and which.
 func amount(s *netipx.IPSet) string {
 	p := config.Pool{Free: s}
 	var ranges []string

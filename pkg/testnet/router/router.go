@@ -69,7 +69,7 @@ func (p *process) await(t testing.TB, name string, answers func() bool) {
 // whatever else the machine does: see Options.
 var OwnProcessor = []string{"chrt", "--rr", "1"}
 
-// Options say how to run a router.
+// Options are how to run a router.
 type Options struct {
 	// Config is the configuration. For FRR it is what vtysh would read; each of
 	// the daemons gets all of it and takes its part.
