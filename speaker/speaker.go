@@ -162,7 +162,7 @@ type PodRouter interface {
 type Options struct {
 	Node   string
 	Client kubernetes.Interface
-	// Scope says which Services are Lodestone's.
+	// Scope is which Services are Lodestone's.
 	Scope     kube.Scope
 	Config    Config
 	Members   Members

@@ -59,7 +59,7 @@ type Task struct {
 	want      map[string]Session // as Set got it
 	refused   error              // what is wrong with some of want
 	sessions  []*session         // those of the rest
-	leaving   []*session         // those removed that still say so
+	leaving   []*session         // those removed that still send AdminDown
 	listeners map[transport]*listener
 	buffers   buffers
 
@@ -101,7 +101,7 @@ func (t *Task) Ready() <-chan struct{} { return t.ready }
 // The error names sessions that cannot exist: their values are bad, or their packets cannot be
 // distinguished from those of another session. Set leaves these out and takes the others. A
 // session that the node cannot have at present (no route, no such interface, the port taken by
-// another process) is no error: Status says so, and it is tried again. Set waits for Run, and
+// another process) is no error: Status has it, and it is tried again. Set waits for Run, and
 // returns ErrStopped when Run has ended.
 func (t *Task) Set(ctx context.Context, want map[string]Session) error {
 	s := setting{maps.Clone(want), make(chan error, 1)}

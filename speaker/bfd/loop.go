@@ -50,7 +50,7 @@ func (t *Task) loop(ctx context.Context) error {
 		now := time.Now()
 		flooded := t.receive()
 		t.takeSets(now)
-		ending := ctx.Err() != nil // asked once: who returns has said goodbye
+		ending := ctx.Err() != nil // asked once: a loop that returns has sent its last packets
 		if ending {
 			_ = t.apply(nil, now) // nothing to refuse
 		}
@@ -215,7 +215,7 @@ func (t *Task) takeSets(now time.Time) {
 	}
 }
 
-// apply replaces the sessions by the wanted ones. Its error says what is wrong with those that
+// apply replaces the sessions by the wanted ones. Its error is what is wrong with those that
 // cannot be.
 func (t *Task) apply(want map[string]Session, now time.Time) error {
 	if maps.Equal(want, t.want) {

@@ -10,7 +10,7 @@ const (
 	// slowest is the least DesiredMinTxInterval of a session that is not Up
 	// (RFC 5880, section 6.8.3).
 	slowest = time.Second
-	// A session that ends sends so many packets that say so, with at least so much time
+	// A session that ends sends so many packets with that state, with at least so much time
 	// between them. They mostly reach the peer within its Detection Time, as RFC 5880, section
 	// 6.8.16 demands.
 	farewells        = 3
@@ -40,7 +40,7 @@ const (
 	Expired Cause = "detection_time_expired"
 	// PeerDown: the peer does not hear us any more, or has started anew.
 	PeerDown Cause = "peer_down"
-	// PeerAdminDown: people have switched the session off on the peer. That says nothing about
+	// PeerAdminDown: people have switched the session off on the peer. That means nothing for
 	// the path, and the session's client goes on without BFD (RFC 5882, section 4.2).
 	PeerAdminDown Cause = "peer_admin_down"
 )
@@ -120,8 +120,8 @@ func (m *Machine) Set(t Timers) {
 	m.reschedule()
 }
 
-// Leave ends the session for good. The peer, if it was ever heard, is sent a few packets that
-// say so (section 6.8.16).
+// Leave ends the session for good. The peer, if it was ever heard, is sent a few packets with
+// that state (section 6.8.16).
 func (m *Machine) Leave(now time.Time) {
 	if m.remote != 0 {
 		m.goodbyes = farewells

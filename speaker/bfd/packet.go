@@ -25,7 +25,7 @@ func (s State) String() string {
 	return [...]string{"AdminDown", "Down", "Init", "Up"}[s&3]
 }
 
-// Diagnostic says why a session last left Up, or could not get there (RFC
+// Diagnostic is why a session last left Up, or could not get there (RFC
 // 5880, section 4.1).
 type Diagnostic uint8
 

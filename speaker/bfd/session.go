@@ -135,7 +135,7 @@ type session struct {
 	since   time.Time // of the state
 	changes uint64    // transitions to Up and from it
 	failure error     // to send the last packet
-	refused bool      // nobody receives at the peer, says its kernel
+	refused bool      // nobody receives at the peer, as its kernel answers
 
 	counters  counters
 	published atomic.Pointer[Status]

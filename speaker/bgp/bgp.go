@@ -3,7 +3,7 @@
 // installed.
 //
 // Messages are encoded and decoded by gobgp's packet library; the sessions are
-// ours. docs/explanation/decisions.md says why gobgp's server is not used.
+// ours. docs/explanation/decisions.md has why gobgp's server is not used.
 //
 // One goroutine, Run, owns what the node wants (Machine): the sessions, their routes, and which peers
 // are kept down. Each session is a task of its own. It shares only its adj-RIB-out with Run:

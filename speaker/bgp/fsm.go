@@ -455,7 +455,7 @@ func (w *writer) write(m []byte) error {
 		return nil
 	case isTimeout(err):
 		err = &failure{cause: causeSendTimer, text: fmt.Sprintf("send hold timer expired: the router has taken nothing for %s", w.timeout)}
-	default: // the router may have said why, before
+	default: // the router may have sent the cause before
 		select {
 		case <-w.ctx.Done():
 		case <-time.After(lastWord):

@@ -142,7 +142,7 @@ func (m *Machine) target(name string, w plan.Session) (t target, known bool) {
 	return t, known
 }
 
-// readPassword takes over the password, or the error that says why there is none. It returns
+// readPassword takes over the password, or the error why there is none. It returns
 // false if the password has not been read yet.
 func (t *target) readPassword(password string, err error) (known bool) {
 	key := t.Peer.Password

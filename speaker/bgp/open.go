@@ -101,7 +101,7 @@ func negotiate(t *target, body []byte) (negotiated, error) {
 	return n, err
 }
 
-// take takes over what the capabilities of the OPEN say.
+// take takes over the capabilities of the OPEN.
 func (n *negotiated) take(open *packet.BGPOpen) {
 	multiProtocol := false
 	for _, o := range open.OptParams {

@@ -177,7 +177,7 @@ func notified(body []byte) *failure {
 	return &failure{cause: causeNotification, text: "the router ended the session: " + notificationText(body[0], body[1], body[2:])}
 }
 
-// notificationText says what a NOTIFICATION means, and what to look at.
+// notificationText explains what a NOTIFICATION means, and what to look at.
 func notificationText(code, subcode uint8, data []byte) string {
 	text := map[[2]uint8]string{
 		{packet.BGP_ERROR_OPEN_MESSAGE_ERROR, packet.BGP_ERROR_SUB_BAD_PEER_AS}: "it expects another AS number of this node (bad " +
@@ -213,7 +213,7 @@ func notificationText(code, subcode uint8, data []byte) string {
 	}
 	switch subcode {
 	case packet.BGP_ERROR_SUB_HARD_RESET:
-		if len(data) >= 2 && data[1] != packet.BGP_ERROR_SUB_HARD_RESET { // the wrapped one says why (RFC 8538 section 3)
+		if len(data) >= 2 && data[1] != packet.BGP_ERROR_SUB_HARD_RESET { // the wrapped one has the cause (RFC 8538 section 3)
 			return notificationText(data[0], data[1], data[2:]) + ", " + text
 		}
 	case packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, packet.BGP_ERROR_SUB_ADMINISTRATIVE_RESET:
@@ -234,7 +234,7 @@ func printable(b []byte) string {
 	}, strings.ToValidUTF8(string(b), string(unicode.ReplacementChar)))
 }
 
-// connectFailure says why there is no connection.
+// connectFailure returns why there is no connection.
 func connectFailure(t *target, err error) *failure {
 	hint := ""
 	switch {
@@ -260,7 +260,7 @@ func connectFailure(t *target, err error) *failure {
 	return &failure{cause: causeConnection, text: text}
 }
 
-// brokenConnection says why a connection that was there ended.
+// brokenConnection returns why a connection that was there ended.
 func brokenConnection(err error) *failure {
 	f := &failure{}
 	switch {

@@ -15,7 +15,7 @@ type State string
 
 // The states.
 const (
-	// Idle: there is no attempt. LastError says why, or the next attempt follows soon.
+	// Idle: there is no attempt. LastError is why, or the next attempt follows soon.
 	Idle State = "Idle"
 	// Connect: the node opens the connection.
 	Connect State = "Connect"
@@ -38,11 +38,11 @@ type Peer struct {
 	State   State
 	// Since is when the session came up or went down last.
 	Since time.Time
-	// LastError says why there is no session, or why the last one ended.
+	// LastError is why there is no session, or why the last one ended.
 	LastError   string
 	LastErrorAt time.Time
-	// Ended says why the last established session ended. Later attempts may fail for less
-	// telling reasons.
+	// Ended is why the last established session ended. Later attempts may fail for other
+	// reasons, from which less follows.
 	Ended string
 
 	// What follows is of a session that is Established.

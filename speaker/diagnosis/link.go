@@ -229,7 +229,7 @@ func exchange(ctx context.Context, socket deadliner, c conversation) error {
 	for range rounds {
 		due := c.due()
 		if len(due) == 0 || ctx.Err() != nil {
-			return ctx.Err() //nolint:wrapcheck // it says enough
+			return ctx.Err() //nolint:wrapcheck // it explains enough
 		}
 		for _, a := range due {
 			if err := c.send(a); err != nil {

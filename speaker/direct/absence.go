@@ -114,7 +114,7 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(pl
 // of none how old it is. Most of them are, and the nodes whose speakers are lost keep connections to them.
 func (a *absences) forget() { clear(a.came) }
 
-// first tells arrays of backends apart. Nil: there are none.
+// first distinguishes arrays of backends. Nil: there are none.
 func first(s plan.Direct) *plan.Backend {
 	if len(s.Backends) == 0 {
 		return nil

@@ -80,7 +80,7 @@ type Options struct {
 	Log *slog.Logger
 	// Node is this node's name.
 	Node string
-	// Gateways returns the routers that the node knows: they are no nodes, whatever a Node says.
+	// Gateways returns the routers that the node knows: they are no nodes, whatever addresses a Node has.
 	Gateways func() []netip.Addr
 	// Hold is how long connections wait for a node that does not answer. Zero: 10 s.
 	Hold time.Duration
@@ -212,7 +212,7 @@ func (d *Director) verify(refresh bool) {
 	}
 	k, err := dial()
 	if err != nil {
-		return // reconcile will say so
+		return // reconcile will report it
 	}
 	defer k.Close()
 	works := func(f *family, r *ruleset) bool {
@@ -258,7 +258,7 @@ func (d *Director) reconcile() {
 	d.publish()
 }
 
-// hint says what an operator can do about the error.
+// hint returns what an operator can do about the error.
 func hint(err error) string {
 	switch {
 	case errors.Is(err, errIPVS):
@@ -317,7 +317,7 @@ func (d *Director) apply() error {
 	return nil
 }
 
-// summary is what the log says of the rules.
+// summary returns what the log has of the rules.
 type summary struct {
 	services, draining, tables, neighbours int
 	closed                                 string // nodes that take no new connections of some Service

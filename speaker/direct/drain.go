@@ -64,13 +64,13 @@ func (m *Machine) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
 }
 
 // inherit has drain what an earlier Director handed over and is not wanted, as if it were switched
-// off just now. The kernel does not say how many endpoints a node had, which matters to those of more
+// off just now. The kernel does not show how many endpoints a node had, which matters to those of more
 // than maxRing nodes alone; what a Service lost before stays lost, as is a node that is silent, and
 // so is all whose guard has ended: nothing was handed over since.
 func (d *Director) inherit() {
 	k, err := dial()
 	if err != nil {
-		return // reconcile will say so
+		return // reconcile will report it
 	}
 	defer k.Close()
 	any := false

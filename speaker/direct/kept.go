@@ -88,7 +88,7 @@ func (k *kept) flows() map[string]bool {
 }
 
 // ended reports whether a connection in that state is over. Conntrack remembers it for longer than clients,
-// which may have used the port again: what they send then belongs to whichever node the table says.
+// which may have used the port again: what they send then belongs to the node in the table.
 func ended(state uint8) bool {
 	return state == nl.TCP_CONNTRACK_TIME_WAIT || state == nl.TCP_CONNTRACK_CLOSE
 }

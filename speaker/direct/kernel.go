@@ -104,7 +104,7 @@ func nextName(table, size int) string { return fmt.Sprintf("next-%d-%d", table, 
 func on(maps string, index uint32) string { return fmt.Sprint(maps, "-", index) }
 func held(maps string) string             { return maps + "-held" }
 
-// chain returns the name of the chain, which says all of what it does.
+// chain returns the name of the chain, which has all of what it does.
 func (s steer) chain() string {
 	return fmt.Sprintf("steer-%d-%d-%d-%d%s%s-%s", s.table, s.buckets, s.seed, s.ring,
 		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)

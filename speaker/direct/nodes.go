@@ -185,7 +185,7 @@ func readLinks(gateways []netip.Addr) (*links, error) {
 	return l, nil
 }
 
-// add adds what the kernel says of neighbours.
+// add adds what the kernel knows of neighbours.
 func (l *links) add(neighbours []netlink.Neigh, gateways []netip.Addr) {
 	for _, n := range neighbours {
 		ip, ok := netip.AddrFromSlice(n.IP)
@@ -254,7 +254,7 @@ var (
 )
 
 // refuse returns why the node cannot have rules. With kube-proxy in mode IPVS, conntrack does
-// not say which connections the node keeps. On a bond that sends with other hardware addresses
+// not show which connections the node keeps. On a bond that sends with other hardware addresses
 // than the one it answers with, others would not know what this node hands them.
 func refuse(nodes map[netip.Addr]*host) error {
 	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {

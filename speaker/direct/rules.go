@@ -33,7 +33,7 @@ const lastHop = 3
 // misfit: 66 times in all, whatever a client has sent.
 const highest = 64
 
-// misfit is added to the TTL of a segment that conntrack says does not fit: it knows a
+// misfit is added to the TTL of a segment that does not fit for conntrack: it knows a
 // connection of these addresses and ports, by which the segment cannot be. It may be of a
 // later one, which another node has, since clients use ports again; or of this one, and be
 // old or forged. So it goes around, from here, and is dropped in the end, where others are
@@ -232,7 +232,7 @@ var (
 // it would reset connections that they keep.
 //
 // What kube-proxy does not serve yet would go back to the segment, where nobody answers: the client would
-// be told so, and conntrack would remember the flow, so that kube-proxy never saw it again.
+// get an error, and conntrack would remember the flow, so that kube-proxy never saw it again.
 //
 // What comes from a node that sends with another hardware address than is known here, or that is no
 // node here yet, is handed over once more, unless it goes around. It ends by its TTL, which nobody but the first one raises.

@@ -54,7 +54,7 @@ type Neighbour struct {
 	State   NeighbourState `json:"state"`
 }
 
-// NeighbourState says whether connections can be handed to a node.
+// NeighbourState is whether connections can be handed to a node.
 type NeighbourState string
 
 // The states of a neighbour.

@@ -176,7 +176,7 @@ func (a *Announcer) note(on responderKey, n segment.Note) {
 	}
 }
 
-// conflictMessage says what a conflict is, and what to do about it.
+// conflictMessage explains what a conflict is, and what to do about it.
 func conflictMessage(n segment.Note) string {
 	who := "foreign host"
 	if n.OtherCluster {

@@ -200,7 +200,7 @@ func unavailable(err error) bool {
 	return true
 }
 
-// hint says what an operator can do about the error.
+// hint returns what an operator can do about the error.
 func hint(err error) string {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):

@@ -212,7 +212,7 @@ func SubscribeRoutes(namespace netns.NsHandle, buffer int) (*RouteSubscription, 
 		Namespace: &namespace, ReceiveBufferSize: buffer, ErrorCallback: func(err error) {
 			select {
 			case s.Lost <- err:
-			default: // the first says enough
+			default: // the first shows enough
 			}
 		}})
 	if err != nil {

@@ -222,7 +222,7 @@ func subscribe(namespace netns.NsHandle, buffer int) (*subscription, error) {
 	fail := func(err error) {
 		select {
 		case s.lost <- err:
-		default: // a third error: the first says enough
+		default: // a third error: the first shows enough
 		}
 	}
 	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{

@@ -334,7 +334,7 @@ func (r *router) move(addr netip.Addr, now place) {
 }
 
 // aggregate returns the aggregate of a VIP, or nil if the VIP is announced by itself. That is so if the
-// document says so, if the pool does not contain the whole prefix, as with a leased VIP or one that is
+// document asks for it, if the pool does not contain the whole prefix, as with a leased VIP or one that is
 // outside its pool, or if the prefix is not permitted.
 func (r *router) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *aggregate {
 	key := aggregateKey{o, o.BGP.Aggregate(addr)}

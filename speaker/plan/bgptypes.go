@@ -58,7 +58,7 @@ type Attributes struct {
 // Problem is a problem with the session of a node with a peer.
 type Problem struct {
 	Reason ProblemReason
-	// Message is a sentence for people that says what to do.
+	// Message is a sentence for people, with what to do.
 	Message string
 }
 

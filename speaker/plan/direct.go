@@ -17,7 +17,7 @@ type Forwarding struct {
 	Lost map[string]bool
 }
 
-// Direct says where connections to a Service at one VIP are to be kept, on whichever node
+// Direct is where connections to a Service at one VIP are to be kept, on whichever node
 // they come in.
 type Direct struct {
 	// Ports are those of the Service that take TCP.
@@ -40,7 +40,7 @@ type Backend struct {
 	Open, Draining int
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (d Direct) Equal(other Direct) bool {
 	return d.ByClient == other.ByClient && d.Seed == other.Seed && d.Local == other.Local && slices.Equal(d.Ports, other.Ports) &&
 		slices.Equal(d.Backends, other.Backends)

@@ -192,7 +192,7 @@ func answers(s report.Segment, patterns []string) bool {
 	})
 }
 
-// Layer2 says how a VIP is announced by layer 2 on this node.
+// Layer2 is how a VIP is announced by layer 2 on this node.
 type Layer2 struct {
 	// Interfaces are path.Match patterns of the interfaces to answer on. Empty: all suitable
 	// interfaces.
@@ -243,7 +243,7 @@ type Plan struct {
 	LimitErrs map[string]error
 }
 
-// LimitKey says where a Limit applies: each Service has its own at a VIP, also if they share the VIP.
+// LimitKey is where a Limit applies: each Service has its own at a VIP, also if they share the VIP.
 type LimitKey struct {
 	VIP     netip.Addr
 	Service string

@@ -33,7 +33,7 @@ type Planner struct {
 	allStale bool
 }
 
-// Verdict is what a plan says about a VIP. If no Service has the VIP, it is neither Owned nor Silent and
+// Verdict is what a plan has about a VIP. If no Service has the VIP, it is neither Owned nor Silent and
 // has no Peers.
 type Verdict struct {
 	Owned, Silent bool
@@ -41,7 +41,7 @@ type Verdict struct {
 	// Peers are the BGP peers to which the VIP is announced, sorted.
 	Peers []string
 	// Silence is why the VIP is announced neither by layer 2 nor by BGP. In Change.After it is set
-	// whenever the VIP is not Owned, and says at least why not.
+	// whenever the VIP is not Owned, and is then at least why not.
 	Silence Silence
 }
 

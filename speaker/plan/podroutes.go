@@ -35,7 +35,7 @@ type RefusedCIDR struct {
 	Node   string
 	CIDR   string // as the Node has it
 	Reason PodRefusal
-	// Message is a sentence for people that says what to do.
+	// Message is a sentence for people, with what to do.
 	Message string
 }
 

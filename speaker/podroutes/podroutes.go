@@ -256,7 +256,7 @@ func (t *Table) fail(before error) {
 	t.delay = min(2*t.delay, lastRetry)
 }
 
-// hint says what an operator can do about the error.
+// hint returns what an operator can do about the error.
 func hint(err error) string {
 	switch {
 	case errors.Is(err, unix.EPERM):

@@ -1,5 +1,5 @@
 // Package seal makes and verifies the seals that speakers add to the ARP and NDP packets in which they
-// claim a VIP or ask for it. With seals, speakers can tell each other's packets from those of all other
+// claim a VIP or ask for it. With seals, speakers can distinguish each other's packets from those of all other
 // machines. Two speakers that claim the same VIP know from the seals which of them yields, even if only
 // the segment connects them.
 //
