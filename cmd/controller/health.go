@@ -43,7 +43,7 @@ func (p *process) checks() []diagnose.Condition {
 	return []diagnose.Condition{{Name: "lease", OK: true, Message: "this process leads"}, p.configured(), p.primed()}
 }
 
-// whatIsWrong says where people find the error. The error itself is not shown, because it
+// whatIsWrong names where people find the error. The error itself is not shown, because it
 // quotes the configuration.
 const whatIsWrong = ": the log and the ConfigMap's Events say why"
 

@@ -38,7 +38,7 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 // configTimeout is how long the framework is kept waiting for the configuration.
 const configTimeout = 10 * time.Second
 
-// Routes waits for the configuration, which says whether there are routes, because the
+// Routes waits for the configuration, on which depends whether there are routes, because the
 // framework asks only once. Ours does not need the framework's informers, which start later.
 func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
 	late := time.After(configTimeout)

@@ -49,7 +49,7 @@ func run(ctx context.Context) (code int) {
 	select {
 	case err := <-ended:
 		if err != nil {
-			return 1 // the command has said why
+			return 1 // the command has printed why
 		}
 	case <-ctx.Done():
 	}

@@ -105,7 +105,7 @@ func (f *flags) settings() (*settings, error) {
 	rest.UserAgent = "lodestone-speaker/" + buildinfo.Get().Version
 	rest.ContentType = "application/vnd.kubernetes.protobuf"
 	if s.api, err = apiclient.Use(rest); err != nil {
-		return nil, err //nolint:wrapcheck // it says what of the configuration is wrong
+		return nil, err //nolint:wrapcheck // it has what of the configuration is wrong
 	}
 	if s.client, err = kubernetes.NewForConfig(rest); err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
@@ -140,5 +140,5 @@ func (f *flags) secret() (keys.Secret, error) {
 			return keys.Secret{}, fmt.Errorf("read the membership key: %w", err)
 		}
 	}
-	return keys.Parse(text) //nolint:wrapcheck // it says that it is the membership key
+	return keys.Parse(text) //nolint:wrapcheck // it names the membership key
 }

@@ -65,7 +65,7 @@ func run(ctx context.Context, address string, c *example.Cluster) error {
 	return group.Wait()
 }
 
-// obey does what it is told until there is nothing more.
+// obey does what it reads until there is nothing more.
 func obey(ctx context.Context, in io.Reader, c *example.Cluster) error {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		what, rest, _ := strings.Cut(lines.Text(), " ")

@@ -191,7 +191,7 @@ func (s stream) update(u update) error {
 }
 
 // Challenge answers requests for the dashboard that have neither a token nor a client certificate: it asks for one
-// of them. Without it, next would refuse an anonymous user, and would not say what is missing.
+// of them. Without it, next would refuse an anonymous user and not name what is missing.
 func Challenge(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0

@@ -147,7 +147,7 @@ func advertisements(c *config.Config, p *config.Pool) []string {
 	return lines
 }
 
-// byOthers says who announces where the configuration leaves it to something else.
+// byOthers is who announces where the configuration leaves it to something else.
 const byOthers = "others: the configuration says advertisements: []"
 
 // Troubled implements Story.

@@ -45,7 +45,7 @@ func writePages(cmd *cobra.Command, dir string) error {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// manPage returns what --help says, in the language of man. The date is that of the build, so
+// manPage returns what --help prints, in the language of man. The date is that of the build, so
 // that the same commit gives the same page.
 func manPage(cmd *cobra.Command, build buildinfo.Info) string {
 	var page strings.Builder

@@ -25,7 +25,7 @@ const (
 	// chartsPlace is below the registry: the command's image has the name of the chart.
 	chartsPlace = "charts"
 	valuesName  = "values.yaml"
-	// hubFile tells Artifact Hub who owns the repository of the chart.
+	// hubFile shows Artifact Hub who owns the repository of the chart.
 	hubFile   = "deploy/artifacthub-repo.yml"
 	hubLayout = "artifacthub"
 	hubTag    = "artifacthub.io"

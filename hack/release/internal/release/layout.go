@@ -80,7 +80,7 @@ func add(path layout.Path, e entry, about map[string]string) error {
 }
 
 // artifact is content in a registry that is no container image: one layer, and a config of its
-// own kind that says so.
+// own kind.
 type artifact struct {
 	config     []byte
 	configType types.MediaType

@@ -20,7 +20,7 @@ func completions() map[string]string {
 
 // manual asks the command for its man pages and completions, and returns them as they are in
 // archives. It is asked for its version on the way: linker flags that do not fit set none, and
-// the linker says nothing.
+// the linker reports nothing.
 func (m *making) manual(ctx context.Context, work string, all []binary) (files []file, _ error) {
 	command, err := ownCommand(all)
 	if err != nil {

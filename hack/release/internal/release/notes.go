@@ -31,7 +31,7 @@ func (m *making) writeNotes() error {
 	return m.write("release-notes.md", []byte(text))
 }
 
-// notes returns what the changelog says of a version: its own section, or what is not
+// notes returns what the changelog has of a version: its own section, or what is not
 // released yet if the version is newer than all that are.
 func notes(changelog, version string) (string, error) {
 	newest, unreleased := "", ""

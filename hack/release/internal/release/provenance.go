@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The types of statement and predicate: in-toto's and SLSA's. The build type says what the
-// parameters mean, which the section of decisions.md does.
+// The types of statement and predicate: in-toto's and SLSA's. The build type stands for what the
+// parameters mean, which the section of decisions.md explains.
 const (
 	statementType  = "https://in-toto.io/Statement/v1"
 	provenanceType = "https://slsa.dev/provenance/v1"
@@ -60,8 +60,8 @@ type builder struct {
 	Version map[string]string `json:"version"`
 }
 
-// writeProvenance says of every file and every image of the release from which commit it was
-// made, and how. Signed it is an envelope, unsigned the bare statement.
+// writeProvenance writes from which commit every file and every image of the release was made,
+// and how. Signed it is an envelope, unsigned the bare statement.
 func (m *making) writeProvenance(all []binary) error {
 	text, err := m.statement(all)
 	if err != nil {

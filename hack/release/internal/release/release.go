@@ -8,9 +8,9 @@
 // The files, in the order of their work:
 //
 //	source.go      the commit, and when there is none to release
-//	notes.go       what the changelog says of the version
+//	notes.go       what the changelog has of the version
 //	build.go       the programs, and how they are built
-//	manual.go      what the command says of itself: man pages and completions
+//	manual.go      what the command prints of itself: man pages and completions
 //	sbom.go        which modules are in a binary
 //	image.go       images
 //	layout.go      OCI layouts, and artifacts in them that are no images

@@ -21,7 +21,7 @@ type Source struct {
 	Commit string
 	// Date is the commit's, in UTC. It is the time of everything in the release.
 	Date time.Time
-	// Stamp is the same as the programs say it, in the zone of who committed.
+	// Stamp is the same as the programs print it, in the zone of who committed.
 	Stamp string
 }
 
@@ -71,7 +71,7 @@ func checkVersion(version string) error {
 // chartVersion is the version as Helm wants it.
 func (s Source) chartVersion() string { return strings.TrimPrefix(s.Version, "v") }
 
-// prerelease tells whether the version only comes before one.
+// prerelease reports whether the version only comes before one.
 func (s Source) prerelease() bool { return semver.Prerelease(s.Version) != "" }
 
 // annotations are what OCI calls the predefined annotations, of something with a title.
