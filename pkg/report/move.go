@@ -66,20 +66,20 @@ func (r Reason) Known() bool { return reasons[r] != "" }
 
 // Describe returns, for people, what happened to VIPs of one Service.
 func Describe(vips, from, to string, why Reason) string {
-	said := fmt.Sprintf("node %s announces %s instead of node %s", to, vips, from)
+	text := fmt.Sprintf("node %s announces %s instead of node %s", to, vips, from)
 	switch {
 	case why == FirstOwner:
 		return fmt.Sprintf("node %s announces %s by layer 2", to, vips)
 	case from == "":
 		return fmt.Sprintf("node %s announces %s again, which no node did", to, vips)
 	case to == "":
-		said = fmt.Sprintf("no node announces %s by layer 2 any more, node %s did", vips, from)
+		text = fmt.Sprintf("no node announces %s by layer 2 any more, node %s did", vips, from)
 	}
 	if format := reasons[why]; format != "" {
 		// %.0s takes the names that a reason does not need.
-		said += ": " + fmt.Sprintf(format+"%.0[1]s%.0[2]s", from, to)
+		text += ": " + fmt.Sprintf(format+"%.0[1]s%.0[2]s", from, to)
 	}
-	return said
+	return text
 }
 
 // NewMoves returns the moves in after that before does not have.

@@ -260,11 +260,11 @@ func settings(old, p *config.Pool) []setting {
 
 // leased describes where addresses are leased now, if that has changed.
 func leased(old, p *config.Pool) string {
-	said := became(lessor(old), lessor(p))
-	if said != "" && old.DHCP != nil {
-		said += ": " + afterwards(old)
+	text := became(lessor(old), lessor(p))
+	if text != "" && old.DHCP != nil {
+		text += ": " + afterwards(old)
 	}
-	return said
+	return text
 }
 
 func lessor(p *config.Pool) string {
@@ -321,14 +321,14 @@ func gainedAndLost(old, now []string) string {
 	case now == nil:
 		return fmt.Sprintf("is %s, was [%s]", notSet, enumerate(old))
 	}
-	var said []string
+	var parts []string
 	if gained := without(now, old); len(gained) > 0 {
-		said = append(said, "gains "+enumerate(gained))
+		parts = append(parts, "gains "+enumerate(gained))
 	}
 	if lost := without(old, now); len(lost) > 0 {
-		said = append(said, "loses "+enumerate(lost))
+		parts = append(parts, "loses "+enumerate(lost))
 	}
-	return strings.Join(said, " and ")
+	return strings.Join(parts, " and ")
 }
 
 // without returns the elements of a that are not in b.
