@@ -194,11 +194,11 @@ func (w *wording) refuse(reason Reason, pool string) *Refusal {
 
 // quoted lists the first few names.
 func quoted(names []string) string {
-	var said []string
+	var shown []string
 	for _, n := range names[:min(len(names), listed)] {
-		said = append(said, strconv.Quote(n))
+		shown = append(shown, strconv.Quote(n))
 	}
-	return strings.Join(said, ", ") + more(len(names))
+	return strings.Join(shown, ", ") + more(len(names))
 }
 
 // more is the end of a list of which the first few were listed.
