@@ -14,14 +14,14 @@ import (
 
 const (
 	// mostRounds bounds how many batches are read from a socket at a time. Honest speakers send less. The loop then
-	// pauses, because a flood must not keep a processor busy, and judges nobody: the packets of others are lost in it.
+	// pauses, because a flood must not keep a processor busy, and takes nobody for silent: the packets of others are lost in it.
 	mostRounds = 8
 	floodPause = 5 * time.Millisecond
 	// publishInterval is the time between two Statuses.
 	publishInterval = time.Second
 )
 
-// loop runs the machine. It reads what has arrived before it has the machine judge by the time.
+// loop runs the machine. It reads what has arrived before the machine takes anybody for silent by the time.
 func (t *Task) loop(ctx context.Context, wait func(time.Time) error) error {
 	var published time.Time
 	for ctx.Err() == nil {

@@ -209,9 +209,9 @@ func (m *Machine) denied(s *member) {
 	}
 }
 
-// judged records the verdict of another member about the subject. Two of them count, unless this speaker hears the
+// reportedDead records the verdict of another member about the subject. Two of them count, unless this speaker hears the
 // subject itself. After one alone this speaker finds out.
-func (m *Machine) judged(from, s *member) {
+func (m *Machine) reportedDead(from, s *member) {
 	if s == nil || s.lost || s == from {
 		return
 	}

@@ -16,7 +16,7 @@
 // speaker. If two of them hear nothing, each of the two sends the verdict to all members, and a member that has it
 // from two takes the speaker for lost. One member alone, a liar or one with a broken link, takes nobody down.
 //
-// A speaker that was late does not judge what it could not see: it gives all others the time back. A speaker that
+// A speaker that was late takes nobody for silent because of what it could not see: it gives all others the time back. A speaker that
 // sends late reports that in its next packets, and its watchers wait longer, within bounds.
 package watch
 
@@ -25,7 +25,7 @@ import (
 	"time"
 )
 
-// Timing has the intervals by which a speaker sends and judges.
+// Timing has the intervals by which a speaker sends and takes others for silent.
 type Timing struct {
 	// Interval is the time between two heartbeats. The others learn it from each packet.
 	Interval time.Duration
@@ -228,7 +228,7 @@ func (m *Machine) receive(e *Received) {
 			from.grace = later(from.grace, m.now.Add(firstBeat)) // it sends this speaker no heartbeats now
 			return
 		}
-		m.judged(from, m.sessions[p.Subject])
+		m.reportedDead(from, m.sessions[p.Subject])
 	case Beat, Answer:
 	}
 }
