@@ -122,12 +122,12 @@ func (r *Reporter) Run(ctx context.Context) error {
 		loop, again := r.Loop.Changed(), r.lookForUnmatched(time.Now())
 		conflicts, sessions, pods := r.Conflicts.ConflictsChanged(), r.Sessions.Changed(), r.PodRoutes.Changed()
 		rules := r.Forwarding.Changed()
-		said := r.urgent()
-		said.Sessions, said.Moves = r.Sessions.Sessions(), r.Loop.Moves()
+		now := r.urgent()
+		now.Sessions, now.Moves = r.Sessions.Sessions(), r.Loop.Moves()
 		if r.checked {
-			said.Unmatched = append([]string{}, r.unmatched...)
+			now.Unmatched = append([]string{}, r.unmatched...)
 		}
-		r.Report(said)
+		r.Report(now)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -142,16 +142,16 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-loop:
 		case <-again:
 		}
-		r.gather(ctx, said)
+		r.gather(ctx, now)
 	}
 	return nil
 }
 
 // urgent returns the part of the report that decisions of other speakers and the controller depend on.
-func (r *Reporter) urgent() (said report.Report) {
-	said.Network = r.network()
-	said.PodRoutes, said.RoutedPodCIDRs = r.routedPods()
-	return said
+func (r *Reporter) urgent() (now report.Report) {
+	now.Network = r.network()
+	now.PodRoutes, now.RoutedPodCIDRs = r.routedPods()
+	return now
 }
 
 // gather waits for more changes: for reportDelay if the urgent part has changed, and longer otherwise.

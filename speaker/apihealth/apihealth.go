@@ -39,7 +39,7 @@ const (
 // Peers are the other speakers; membership.Task is one.
 type Peers interface {
 	// See publishes whether the API server answers this node, and whether this node is blind.
-	See(sighted, blind bool)
+	See(answered, blind bool)
 	// OthersSee returns to how many of the other ready speakers the API server answers, and how many more
 	// are not blind, because they do not know yet.
 	OthersSee() (seeing, unsure int)

@@ -150,11 +150,11 @@ func (t *Task) wake() {
 // its own with real-time priority if the process has CAP_SYS_NICE.
 func (t *Task) Run(ctx context.Context) error {
 	defer close(t.stopped)
-	var teller sync.WaitGroup
-	defer teller.Wait()
+	var logging sync.WaitGroup
+	defer logging.Wait()
 	over := make(chan struct{})
 	defer close(over)
-	teller.Go(func() { t.logChanges(over) })
+	logging.Go(func() { t.logChanges(over) })
 	if restore, err := realtime.Lock(); err != nil {
 		t.log.Debug("BFD runs at normal priority", "err", err)
 	} else {

@@ -101,7 +101,7 @@ type Director struct {
 	line     *line
 	missing  [2]bool // by family, the kernel has no table, and should
 	full     bool    // conntrack has little room
-	said     summary
+	logged   summary
 	began    bool // what an earlier Director left is taken over or gone
 	err      error
 
@@ -227,7 +227,7 @@ func (d *Director) verify(refresh bool) {
 	}
 	for i := range families {
 		if !works(families[i], d.have[i]) {
-			d.have[i], d.stale, d.said = nil, true, summary{}
+			d.have[i], d.stale, d.logged = nil, true, summary{}
 		}
 		if !works(shortcuts[i], d.shortcut.have[i]) {
 			d.shortcut.have[i] = nil // it is made anew
@@ -308,8 +308,8 @@ func (d *Director) apply() error {
 	if errs != nil {
 		return errs
 	}
-	if now := d.summarize(); now != d.said {
-		d.said = now
+	if now := d.summarize(); now != d.logged {
+		d.logged = now
 		d.Log.Info("direct forwarding", "services", now.services, "draining", now.draining, "tables", now.tables,
 			"neighbours", now.neighbours, "closed", now.closed)
 	}
