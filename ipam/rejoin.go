@@ -35,11 +35,9 @@ func (p *plan) join(f Family) (*holding, *Refusal) {
 			missed = p.first(missed, g)
 		}
 	}
-	for _, g := range p.holdings.groups[group{p.me.terms.Key, p.me.namespace}] {
-		consider(g)
-	}
-	for _, n := range p.me.terms.Namespaces {
-		for _, g := range p.holdings.groups[group{p.me.terms.Key, n}] {
+	for _, n := range append([]string{p.me.namespace}, p.me.terms.Namespaces...) {
+		under := p.holdings.groups[group{p.me.terms.Key, n}]
+		for _, g := range under[:min(len(under), MaxJoinable)] {
 			consider(g)
 		}
 	}

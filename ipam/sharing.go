@@ -20,6 +20,10 @@ type Owner struct {
 // all of them, and without a bound a tenant could make that as slow as it likes.
 const MaxSharers = 1000
 
+// MaxJoinable is how many of the addresses that one namespace holds under a key are joined: those that have been held
+// longest. A Service may ask for any other. Without a bound, a look at each of those who wait would be one at all of them.
+const MaxJoinable = 100
+
 // Sharing are the terms on which a Service shares its addresses. At most MaxSharers Services
 // hold one address. They all have the same key, which is not empty, the same backends, and no
 // port in common. If two are of different namespaces, each names the namespace of the other.

@@ -185,6 +185,23 @@ func TestWaitingForPortsOfManySharers(t *testing.T) {
 	testcost.Grows(t, "to wait", crowd(240, 15), crowd(testcost.Growth*240, testcost.Growth*15), func(look func()) { look() })
 }
 
+func TestJoinableAddressesHaveABound(t *testing.T) {
+	s := begin(t, pool("lan", "198.18.0.0/24"))
+	addr := func(i int) string { return fmt.Sprintf("198.18.0.%d", i) }
+	for i := range ipam.MaxJoinable {
+		s.gets(fmt.Sprintf("default/%d", i), "lan/"+addr(100+i), shares("k", "80"), at(addr(100+i)))
+	}
+	s.gets("default/last", "lan/198.18.0.5", shares("k", "443"), at("198.18.0.5"))
+	const clash = "port TCP/80 of 198.18.0.100 is used by default/0: use another port or another sharing key"
+	s.refused("default/x", ipam.SharingConflict, clash, shares("k", "80"))
+	s.gets("default/x", "lan/198.18.0.5", shares("k", "80"), at("198.18.0.5"))
+	s.gets("default/x", "lan/198.18.0.5", shares("k", "80"))
+	s.frees("default/x")
+	s.gets("default/y", "lan/198.18.0.100", shares("k", "8080"))
+	s.frees("default/7")
+	s.gets("default/x", "lan/198.18.0.5", shares("k", "80"))
+}
+
 // A Service that moves is known under two UIDs for a while: what it gives back
 // is still shown.
 func TestOneServiceUnderTwoUIDs(t *testing.T) {
