@@ -303,7 +303,7 @@ func (c *Controller) work(ctx context.Context) {
 // labels of a namespace changed, it tries those of the namespace, too. When the configuration or
 // the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
-	due, longer := (*ledger.Ledger).Waiting, true
+	due, longer := finder((*ledger.Ledger).Waiting), true
 	for {
 		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
 		if longer { // after Changed: no configuration is missed
@@ -322,27 +322,28 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
-		longer, due = closed(config), dueAfter(config, facts, namespaces, c.Namespaces)
+		longer, due = closed(config), finderAfter(config, facts, namespaces, c.Namespaces.Labels)
 	}
 }
 
-// dueAfter returns what finds the Services that are due after these changes, or because something became free. Both may have
-// happened: what has become free is not reported again.
-func dueAfter(config, facts, namespaces <-chan struct{}, labels Namespaces) func(*ledger.Ledger, time.Time) []string {
+// finder finds the Services that are due.
+type finder func(*ledger.Ledger, time.Time) []string
+
+// finderAfter returns what finds the Services that are due after these changes, or because something became free. Both may
+// have happened: what has become free is not reported again.
+func finderAfter(config, facts, namespaces <-chan struct{}, labels func(namespace string) map[string]string) finder {
 	switch {
 	case closed(config) || closed(facts):
 		return (*ledger.Ledger).Waiting
 	case closed(namespaces):
-		return func(l *ledger.Ledger, now time.Time) []string {
-			return append(l.Relabeled(labels.Labels), l.Retry(now)...)
-		}
+		return func(l *ledger.Ledger, now time.Time) []string { return append(l.Relabeled(labels), l.Retry(now)...) }
 	}
 	return (*ledger.Ledger).Retry
 }
 
 // tryAgain puts the Services that are due into the queue, and warns the operator. It returns
 // when the next address becomes free, or the zero time if none will.
-func (c *Controller) tryAgain(due func(*ledger.Ledger, time.Time) []string) (next time.Time) {
+func (c *Controller) tryAgain(due finder) (next time.Time) {
 	l, now := c.ledger.open()
 	names, overrun, next := due(l, now), l.Overrun(), l.NextFree()
 	c.ledger.close()

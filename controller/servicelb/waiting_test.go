@@ -183,7 +183,7 @@ func TestWhatIsFreedWhileANamespaceChangesIsGiven(t *testing.T) {
 	l.Release("default/holder", "", now)
 	s.ledger.close()
 	<-s.ledger.retry
-	assert.Equal(t, []string{"default/waits"}, dueAfter(nil, nil, changed, s.around)(s.machine(), s.clock))
+	assert.Equal(t, []string{"default/waits"}, finderAfter(nil, nil, changed, s.around.Labels)(s.machine(), s.clock))
 }
 
 // Without a configuration all dialects are understood. What a Service asks for in one of them is
