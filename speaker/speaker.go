@@ -259,35 +259,29 @@ func (s *Speaker) wait(ctx context.Context, resume, next time.Time, config, memb
 		now := time.Now()
 		s.beat.Store(&now)
 		select {
-		case <-ctx.Done():
-			return
-		case <-config:
-			return
+		case <-beat.C:
+			continue
 		case <-members:
-			if s.pace.Allow() {
-				return
+			if !s.pace.Allow() {
+				members, late = nil, time.After(membersInterval)
+				continue
 			}
-			members, late = nil, time.After(membersInterval)
 		case <-late:
 			s.pace.Allow() // what there is again by now
-			return
-		case <-dataPlane:
-			return
-		case <-passwords:
-			return
-		case <-due:
-			return
-		case <-forwards:
-			return
 		case <-s.cluster.wake:
-			if time.Now().After(resume) {
-				return
+			if !time.Now().After(resume) {
+				resumed = time.After(time.Until(resume))
+				continue
 			}
-			resumed = time.After(time.Until(resume))
 		case <-resumed:
-			return
-		case <-beat.C:
+		case <-config:
+		case <-dataPlane:
+		case <-passwords:
+		case <-forwards:
+		case <-due:
+		case <-ctx.Done():
 		}
+		return
 	}
 }
 
