@@ -52,6 +52,8 @@ type Client struct {
 	// Hostname is what servers list the client as (option 12). It is cut to
 	// 63 bytes, and may be empty.
 	Hostname string
+	// Namespace takes turns with others, so that many clients of one do not delay those of another.
+	Namespace string
 	// Last is the address that the client had. It is asked for first. The zero Addr: none.
 	Last netip.Addr
 }

@@ -3,6 +3,7 @@ package dhcp
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -417,6 +418,40 @@ func TestTurns(t *testing.T) {
 		states := w.Current()
 		require.NotNil(t, states["lab/new"].Lease)
 		require.ErrorContains(t, states["none-0"].Err, " (VIPs waiting: 100); a server answers others, so its range may be used up")
+	})
+}
+
+// A namespace with many clients delays no other's, be they new, asking in vain, or taken away to come anew.
+func TestNamespacesTakeTurns(t *testing.T) {
+	t.Parallel()
+	simulate(t, func(w *world) {
+		crowd := func(round int) (many []Client) {
+			for i := range 100 {
+				many = append(many, Client{ID: fmt.Sprintf("lab/crowd/web-%d-%d", round, i), Namespace: "crowd"})
+			}
+			return many
+		}
+		ours := Client{ID: "lab/shop/web", Namespace: "shop"}
+		asked := func(from int) bool {
+			return slices.ContainsFunc(w.since(from), func(m sent) bool {
+				return string(m.Options.Get(dhcpv4.OptionClientIdentifier)[1:]) == ours.ID
+			})
+		}
+		w.Set(crowd(0))
+		w.pass(time.Minute)
+		n := len(w.sent())
+		w.Set(append(crowd(0), ours))
+		w.pass(turnTime + time.Second)
+		require.True(t, asked(n))
+		for round := range 40 {
+			n = len(w.sent())
+			for range 4 { // within what a client waits that asks in vain
+				w.Set([]Client{ours})
+				w.Set(append(crowd(round), ours))
+				w.pass((lastDelay + 3*turnTime) / 4)
+			}
+			require.True(t, asked(n), "round %d", round)
+		}
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -37,6 +38,8 @@ const (
 	// turnTime is how long others wait with a DISCOVER for an answer to one:
 	// dnsmasq pings an address for three seconds before it offers it.
 	turnTime = 3500 * time.Millisecond
+	// turnMemory is how long it is known when a namespace had its last turn.
+	turnMemory = time.Hour
 	// silent is how many DISCOVERs in a row stay unanswered until every waiting client has an
 	// error.
 	silent = 2
@@ -92,7 +95,7 @@ type client struct {
 // DISCOVERs take turns. Servers do not set an address aside when they offer it, and some
 // (dnsmasq) choose it by the hardware address, which is the same for all clients here: clients
 // that asked together would be offered the same address, and all but one would then be refused
-// it.
+// it. Namespaces take turns, too, as each DISCOVER may take seconds.
 type machine struct {
 	name string // of the interface
 	log  *slog.Logger
@@ -105,6 +108,8 @@ type machine struct {
 
 	turn     *client // who DISCOVERed last and has not finished
 	turnEnds time.Time
+	// turns are when the namespaces DISCOVERed last, also those without clients: these may come anew.
+	turns map[string]time.Time
 	// unanswered counts the DISCOVERs of all clients since the last OFFER.
 	unanswered int
 	// heard is when a server last granted something.
@@ -114,7 +119,8 @@ type machine struct {
 }
 
 func newMachine(name string, log *slog.Logger) *machine {
-	return &machine{name: name, log: log, byID: map[string]*client{}, byXID: map[dhcpv4.TransactionID]*client{}}
+	return &machine{name: name, log: log, byID: map[string]*client{}, byXID: map[dhcpv4.TransactionID]*client{},
+		turns: map[string]time.Time{}}
 }
 
 // set replaces the clients.
@@ -150,6 +156,7 @@ func (t *machine) set(now time.Time, want []Client) {
 			t.remove(s)
 		}
 	}
+	maps.DeleteFunc(t.turns, func(_ string, last time.Time) bool { return now.Sub(last) > turnMemory })
 }
 
 // remove forgets a client and gives its lease back.
@@ -240,7 +247,7 @@ func (t *machine) next(now time.Time) (first *client, due time.Time) {
 		switch {
 		case s.phase == idle:
 		case !at.After(now):
-			if first == nil || before(s, first) {
+			if first == nil || t.before(s, first) {
 				first = s
 			}
 		case due.IsZero() || at.Before(due):
@@ -251,9 +258,9 @@ func (t *machine) next(now time.Time) (first *client, due time.Time) {
 }
 
 // before orders two clients that are both due. A client that was offered an address comes
-// first, so that it takes the address before another is offered it. The client that has asked
-// in vain most often comes last, so that an exhausted range does not keep others waiting.
-func before(a, b *client) bool {
+// first, so that it takes the address before another is offered it. Of a namespace, the client that
+// has asked in vain most often comes last, so that an exhausted range does not keep others waiting.
+func (t *machine) before(a, b *client) bool {
 	rank := func(s *client) int {
 		switch s.phase {
 		case requesting:
@@ -263,7 +270,11 @@ func before(a, b *client) bool {
 		}
 		return 1
 	}
-	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.tries, b.tries), a.due.Compare(b.due), cmp.Compare(a.ID, b.ID)) < 0
+	turns := 0
+	if a.phase == selecting {
+		turns = t.turns[a.Namespace].Compare(t.turns[b.Namespace])
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), turns, cmp.Compare(a.tries, b.tries), a.due.Compare(b.due), cmp.Compare(a.ID, b.ID)) < 0
 }
 
 // advance makes the transition that the time asks for, and reports whether
@@ -330,7 +341,7 @@ func (t *machine) ask(s *client, now time.Time) *message {
 	switch s.phase {
 	case selecting:
 		m.kind, s.discovered = dhcpv4.MessageTypeDiscover, m.elapsed
-		t.turn, t.turnEnds = s, now.Add(turnTime)
+		t.turn, t.turnEnds, t.turns[s.Namespace] = s, now.Add(turnTime), now
 		if t.unanswered++; t.unanswered == silent {
 			t.changed = true
 			t.log.Warn("no DHCP server offers an address", "client", s.ID)

@@ -214,7 +214,7 @@ func TestServiceGetsALeasedAddressWithOneWriteAndOneEvent(t *testing.T) {
 	s.leases("web", "198.18.0.240=eth1")
 	s.wantEvents("Normal Allocated default/web: 198.18.0.240")
 	assert.Equal(t, 1, s.server.patches)
-	assert.Equal(t, map[string][]ledger.LeaseClient{"eth1": {{ID: "kubernetes/default/web", Hostname: "web",
+	assert.Equal(t, map[string][]ledger.LeaseClient{"eth1": {{ID: "kubernetes/default/web", Hostname: "web", Namespace: "default",
 		Last: netip.MustParseAddr("198.18.0.240")}}}, s.wanted())
 	s.silent("the lease is extended", func() { s.lessor.notify(); s.run() })
 

@@ -110,9 +110,9 @@ func eventually(t *testing.T, log *journal, want ...string) {
 func TestClientsRunAsLongAsTheirInterfaceIsWanted(t *testing.T) {
 	t.Parallel()
 	k, fakes, log, stop := run(t)
-	web := ledger.LeaseClient{ID: "lab/default/web", Hostname: "web", Last: netip.MustParseAddr("198.18.0.240")}
+	web := ledger.LeaseClient{ID: "lab/default/web", Hostname: "web", Namespace: "default", Last: netip.MustParseAddr("198.18.0.240")}
 	k.Set(map[string][]ledger.LeaseClient{"eth1": {web}, "eth2": nil})
-	eventually(t, log, "eth1 wants [{lab/default/web web 198.18.0.240}]", "eth2 wants []", "eth1 runs", "eth2 runs")
+	eventually(t, log, "eth1 wants [{lab/default/web web default 198.18.0.240}]", "eth2 wants []", "eth1 runs", "eth2 runs")
 
 	changed := k.Changed()
 	first := fakes("eth1")
@@ -124,7 +124,7 @@ func TestClientsRunAsLongAsTheirInterfaceIsWanted(t *testing.T) {
 	k.Set(map[string][]ledger.LeaseClient{"eth2": nil})
 	assert.NotContains(t, k.Current(), "eth1")
 	k.Set(map[string][]ledger.LeaseClient{"eth1": {web}, "eth2": nil})
-	eventually(t, log, "eth1 wants []", "eth2 wants []", "eth2 wants []", "eth1 wants [{lab/default/web web 198.18.0.240}]")
+	eventually(t, log, "eth1 wants []", "eth2 wants []", "eth2 wants []", "eth1 wants [{lab/default/web web default 198.18.0.240}]")
 	assert.Empty(t, k.Current()["eth1"], "the new client knows nothing yet")
 	assert.NotSame(t, first, fakes("eth1"))
 	close(first.release) // only now the leases are released

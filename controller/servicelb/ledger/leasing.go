@@ -23,6 +23,8 @@ type LeaseClient struct {
 	ID string
 	// Hostname is what the server lists it as.
 	Hostname string
+	// Namespace is that of the Service. Namespaces take turns.
+	Namespace string
 	// Last is the address that it has, or had. The server is asked for it first. The zero
 	// Addr: none.
 	Last netip.Addr
@@ -122,9 +124,9 @@ func (l *leasing) clients() map[string][]LeaseClient {
 		}
 	}
 	for _, s := range l.lessees() {
-		_, hostname, _ := strings.Cut(s.owner.Name, "/")
+		namespace, hostname, _ := strings.Cut(s.owner.Name, "/")
 		for _, on := range s.on() {
-			want[on] = append(want[on], LeaseClient{ID: l.clientID(s), Hostname: hostname, Last: s.leased[on]})
+			want[on] = append(want[on], LeaseClient{ID: l.clientID(s), Hostname: hostname, Namespace: namespace, Last: s.leased[on]})
 		}
 	}
 	return want
