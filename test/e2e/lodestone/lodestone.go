@@ -194,6 +194,14 @@ func (i *Installation) Upgrade(ctx context.Context, chart string, flags ...strin
 	return i.roll(ctx, append([]string{"upgrade", "lodestone", chart, "--values", i.Lab.Values()}, flags...)...)
 }
 
+// Reinstall is Upgrade for when no client counts what it loses: all speakers are replaced at the same time.
+func (i *Installation) Reinstall(ctx context.Context, chart string, flags ...string) error {
+	if err := i.Upgrade(ctx, chart, append(flags, "--set=speaker.updateStrategy.maxUnavailable=100%")...); err != nil {
+		return err
+	}
+	return i.Upgrade(ctx, chart, flags...) // the pods stay
+}
+
 // Rollback has helm go back to what was before the last upgrade, and returns
 // when all runs as it did.
 func (i *Installation) Rollback(ctx context.Context) error {

@@ -607,10 +607,10 @@ func (s *story) forwardDirectly() {
 		if s.Failed() {
 			s.dump(s.ctx) // what these speakers have logged, before others are there
 		}
-		require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart()))
+		require.NoError(s, s.Reinstall(s.ctx, s.Lab.Chart()))
 		s.forgetForwarding()
 	})
-	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
+	require.NoError(s, s.Reinstall(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 }
 
 // forgetForwarding has the nodes forget what drains: the next speaker that has the right would take it over.
