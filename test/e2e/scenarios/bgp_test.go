@@ -215,7 +215,7 @@ func TestRollingUpdateWaitsForTheRouter(t *testing.T) {
 			"add rule inet away in tcp dport 179 tcp flags syn drop; add rule inet away out tcp dport 179 tcp flags syn drop")
 		rolled := make(chan error, 1)
 		go func() { rolled <- s.RollSpeakers(s.ctx) }()
-		time.Sleep(25 * time.Second) // in which all three would be replaced
+		time.Sleep(20 * time.Second) // in which all three would be replaced
 		s.on(s.ctx, lab.Router, "nft", end)
 		require.NoError(s, <-rolled)
 	})
