@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -29,10 +30,10 @@ type absences struct {
 }
 
 // absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up: first it has rules
-// for its own endpoints.
+// for its own endpoints. It is heard if its speaker was when it was lost last.
 type absence struct {
-	since, last time.Time
-	joins       bool
+	since, last  time.Time
+	heard, joins bool
 }
 
 // over reports whether the speaker has caught up.
@@ -40,13 +41,11 @@ func (of absence) over(now time.Time) bool {
 	return now.Sub(of.last) >= min(max(catchUpTime, of.last.Sub(of.since)), longestCatchUp)
 }
 
-// see takes over which nodes are lost. It reports whether one has caught up with more.
-func (a *absences) see(now time.Time, lost map[string]bool) (caughtUp bool) {
+// see takes over which nodes are lost, and which of them are heard. It reports whether one has caught up with more.
+func (a *absences) see(now time.Time, lost, heard map[string]bool) (caughtUp bool) {
 	for node, is := range lost {
-		if was, away := a.away[node]; is && away {
-			a.away[node] = absence{since: was.since, last: now}
-		} else if is {
-			a.away[node] = absence{since: now, last: now}
+		if is {
+			a.away[node] = absence{since: cmp.Or(a.away[node].since, now), last: now, heard: heard[node]}
 		}
 	}
 	for node, of := range a.away {
@@ -80,7 +79,7 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(pl
 	// A node that reports its rules now, or comes into the Director's sight, has those of today, whatever was before.
 	reports := func(node string) bool { _, had := before[node]; return !had }
 	maps.DeleteFunc(a.away, func(node string, _ absence) bool { return reports(node) })
-	a.see(now, want.Lost)
+	a.see(now, want.Lost, want.Heard)
 	if a.cutOff() {
 		return
 	}
@@ -133,9 +132,17 @@ func joiners(before, after []plan.Backend) (nodes []string) {
 	return nodes
 }
 
-// cutOff reports whether half of the nodes or more are away: this one was cut off from them, perhaps, and they have what
-// it has.
-func (a *absences) cutOff() bool { return 2*len(a.away) >= len(a.nodes) }
+// cutOff reports whether half of the nodes or more are away and not heard: this one was cut off from them, perhaps, and
+// they have what it has.
+func (a *absences) cutOff() bool {
+	unheard := 0
+	for _, of := range a.away {
+		if !of.heard {
+			unheard++
+		}
+	}
+	return 2*unheard >= len(a.nodes)
+}
 
 // missedBy returns the nodes that have missed the Service, sorted, with a space after each.
 func (a *absences) missedBy(key plan.LimitKey) string {

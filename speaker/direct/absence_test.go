@@ -23,6 +23,7 @@ func TestAbsences(t *testing.T) {
 		reports                 time.Duration // n2, that it has rules; 0: from the beginning
 		none                    bool          // n1 is not there
 		with                    []string      // who else is lost
+		heard                   []string      // of those that are lost
 		missed                  string
 	}{
 		"it came while the speaker was lost":                  {came: 20, lost: 10, asked: 30, missed: "n2 "},
@@ -42,6 +43,10 @@ func TestAbsences(t *testing.T) {
 		"the node joined as it reported its rules":            {came: 1, joined: 31, lost: 10, back: 30, reports: 31, asked: 31},
 		"it came after the node had reported its rules":       {came: 32, lost: 10, reports: 31, asked: 33, missed: "n2 "},
 		"one of three others is lost with this one":           {came: 20, lost: 10, asked: 30, with: []string{"n3"}},
+		"another one starts meanwhile": {came: 20, lost: 10, asked: 30, with: []string{"n3"}, heard: []string{"n3"},
+			missed: "n2 n3 "},
+		"most others start": {came: 20, lost: 10, back: 21, asked: 22, with: []string{"n3"}, heard: []string{"n2", "n3"},
+			missed: "n2 n3 "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -51,6 +56,10 @@ func TestAbsences(t *testing.T) {
 				want := plan.Forwarding{Nodes: map[string][]netip.Addr{"n1": nil, "n2": nil, "n3": nil, "n4": nil}, Lost: map[string]bool{}}
 				if at < test.reports {
 					delete(want.Nodes, "n2")
+				}
+				want.Heard = map[string]bool{}
+				for _, node := range test.heard {
+					want.Heard[node] = true
 				}
 				for _, node := range append(test.with, "n2") {
 					want.Lost[node] = at >= test.lost && (test.back == 0 || at < test.back)
@@ -72,7 +81,7 @@ func TestAbsences(t *testing.T) {
 				last = want.Services
 			}
 			require.Equal(t, test.missed, a.missedBy(key))
-			a.see(start.Add(time.Hour), nil)
+			a.see(start.Add(time.Hour), nil, nil)
 			require.Empty(t, a.came, "nobody needs to know any more")
 		})
 	}

@@ -66,7 +66,7 @@ func (m *Machine) unheard() bool {
 // advance does what time alone does.
 func (m *Machine) advance(now time.Time) {
 	m.expire(now)
-	m.stale = m.absences.see(now, m.want.Lost) || m.stale
+	m.stale = m.absences.see(now, m.want.Lost, m.want.Heard) || m.stale
 }
 
 // took notes what the kernel took over.

@@ -15,6 +15,8 @@ type Forwarding struct {
 	// Lost are those of them whose speaker is not heard, or is cut off from the API server: they may be down,
 	// and have no rules for new Services.
 	Lost map[string]bool
+	// Heard are those of the Lost whose speaker is heard all the same: it starts, or is cut off from the API server.
+	Heard map[string]bool
 }
 
 // Direct is where connections to a Service at one VIP are to be kept, on whichever node
@@ -117,20 +119,25 @@ func (p *Planner) forward() {
 		return
 	}
 	before, snapshot := p.plan.Forwarding, p.view.snapshot
-	f := &Forwarding{services, before.Nodes, before.Lost}
+	f := &Forwarding{services, before.Nodes, before.Lost, before.Heard}
 	if p.allStale {
-		f.Nodes, f.Lost = map[string][]netip.Addr{}, map[string]bool{}
+		f.Nodes, f.Lost, f.Heard = map[string][]netip.Addr{}, map[string]bool{}, map[string]bool{}
 		for name, n := range snapshot.Nodes {
 			if !n.Forwards {
 				continue
 			}
 			f.Nodes[name] = n.Addresses
-			if !snapshot.Speakers[name] || n.Blind {
+			ready, heard := snapshot.Speakers[name]
+			if !ready || n.Blind {
 				f.Lost[name] = true
+				if heard {
+					f.Heard[name] = true
+				}
 			}
 		}
 	}
-	if changed || !maps.EqualFunc(f.Nodes, before.Nodes, slices.Equal) || !maps.Equal(f.Lost, before.Lost) {
+	if changed || !maps.EqualFunc(f.Nodes, before.Nodes, slices.Equal) || !maps.Equal(f.Lost, before.Lost) ||
+		!maps.Equal(f.Heard, before.Heard) {
 		p.plan.Forwarding = f
 	}
 }

@@ -33,6 +33,13 @@ func TestForwarding(t *testing.T) {
 	require.Equal(t, map[LimitKey]Direct{{vip, "default/web"}: {Ports: http, Seed: 7, Backends: []Backend{
 		{"n1", 1, 0}, {"n2", 1, 0}, {"n3", 0, 1}, {"n4", 0, 1}, {"n5", 0, 1}}}}, f.Services)
 	require.Equal(t, map[string]bool{"n5": true}, f.Lost)
+	require.Equal(t, map[string]bool{"n5": true}, f.Heard)
+	delete(speakers, "n5")
+	p.Set(cfg(true), nodes, speakers)
+	p.Update()
+	require.Equal(t, map[string]bool{"n5": true}, p.Plan().Forwarding.Lost)
+	require.Empty(t, p.Plan().Forwarding.Heard)
+	f = p.Plan().Forwarding
 
 	p.Put(Service{Name: "default/other", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.2")}, Serving: true})
 	p.Update()
