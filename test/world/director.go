@@ -102,6 +102,9 @@ func (d *director) tick() {
 
 func (d *director) reconcile() {
 	d.ask(d.machine.Reconcile(d.plane.seen(), d.clock()))
+	if d.plane.rules == nil {
+		d.plane.ruled = d.now
+	}
 	d.plane.rules = d.machine
 	d.node.reportRules()
 }

@@ -350,12 +350,18 @@ func (n *node) writeNode() {
 }
 
 // podsChanged has kube-proxy forward to the pods of a Service some time later: it updates its rules once a second, and
-// a busy node takes its time for it.
+// a busy node takes its time for it. With policy Cluster it forwards to those of other nodes until then. If the policy
+// becomes Local, the update that has this has the pods that came before, too.
 func (n *node) podsChanged(service string, here bool) {
-	if _, had := n.forwards[service]; !here {
+	_, had := n.forwards[service]
+	switch of := n.serviceIn(n.api.objects, service); {
+	case !here:
 		delete(n.forwards, service)
-	} else if !had {
+	case !had:
 		n.forwards[service] = n.now + n.between(100*time.Millisecond, 3500*time.Millisecond)
+		if of.Serving && !of.Local {
+			n.forwards[service] = n.now
+		}
 	}
 }
 

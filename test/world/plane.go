@@ -24,6 +24,7 @@ type plane struct {
 	off        int           // how many faults have the node without power
 	crashed    time.Duration // when it lost its power last
 	on         time.Duration // when it got it again
+	ruled      time.Duration // when it had rules then
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
 	proxied    map[netip.AddrPort]*proxied
@@ -180,14 +181,14 @@ func (p *plane) recordSegment(s *tcp, text string) {
 }
 
 // mayReset reports whether the node may reset what others keep, as it has no rules for it. Known, see
-// docs/explanation/found-by.md: direct forwarding was switched off before it got power again; a Director began while it
+// docs/explanation/found-by.md: direct forwarding was switched off before it had rules again; a Director began while it
 // had none; or there was another Service of that name and VIP.
 func (p *plane) mayReset(c *connection) bool {
 	unnoticed := slices.ContainsFunc(p.nodes, func(o *node) bool {
 		began := o.director.began
 		return o != p.node && began > p.crashed && p.on-began < maxUnnoticed
 	})
-	return p.on > 0 && (p.data.off > 0 && p.on > p.data.switched || p.rules == nil && unnoticed) ||
+	return p.on > 0 && (p.data.off > 0 && (p.rules == nil || p.ruled > p.data.switched) || p.rules == nil && unnoticed) ||
 		!p.running && p.data.again[c.service] && p.rules != nil && p.rules.Program(c.vip, false) == nil
 }
 
