@@ -28,11 +28,13 @@ type fleet struct {
 	networks map[string]report.Network
 	vips     map[string]map[netip.Addr]plan.Layer2 // what each node announces
 	read     map[string][]report.Move              // by node, as the controller has read them
-	cut      map[string]bool                       // the nodes that nobody hears
-	alone    map[string]bool                       // the nodes that hear nobody, and that nobody hears
-	check    func()                                // at every moment
-	grain    time.Duration                         // of time
-	segment  segmentOf
+	// published are the moves of each node as it published them last.
+	published map[string][]report.Move
+	cut       map[string]bool // the nodes that nobody hears
+	alone     map[string]bool // the nodes that hear nobody, and that nobody hears
+	check     func()          // at every moment
+	grain     time.Duration   // of time
+	segment   segmentOf
 }
 
 // segmentOf is the segment that the nodes are on.
@@ -69,8 +71,8 @@ func (f noSegment) leaving(node string) (left int) {
 func newFleet(t require.TestingT, nodes, vips int) *fleet {
 	f := &fleet{t: t, now: time.Unix(1e9, 0), nodes: Nodes{}, services: map[string]plan.Service{}, health: map[string]Health{},
 		cores: map[string]*Core{}, alive: map[string]bool{}, networks: map[string]report.Network{},
-		vips: map[string]map[netip.Addr]plan.Layer2{}, read: map[string][]report.Move{}, cut: map[string]bool{}, alone: map[string]bool{},
-		check: func() {}, grain: time.Second}
+		vips: map[string]map[netip.Addr]plan.Layer2{}, read: map[string][]report.Move{}, published: map[string][]report.Move{},
+		cut: map[string]bool{}, alone: map[string]bool{}, check: func() {}, grain: time.Second}
 	f.segment = noSegment{f}
 	f.config = &config.Config{
 		Pools:          []config.Pool{{Name: "lan", Free: prefix("203.0.113.0/24"), Withheld: prefix("198.51.100.0/32")}},
@@ -176,7 +178,12 @@ func (f *fleet) after(d time.Duration) []string {
 		f.segment.pass()
 		for node, c := range f.cores {
 			f.apply(node, c.Step(Decide{}, f.now))
-			moves := report.Of(report.Report{Moves: c.State().Moves}.Annotations()).Moves
+			published := c.State().Moves
+			if len(published) == 0 || len(f.published[node]) > 0 && &published[0] == &f.published[node][0] {
+				continue // it is not changed: see State
+			}
+			f.published[node] = published
+			moves := report.Of(report.Report{Moves: published}.Annotations()).Moves
 			for _, m := range report.NewMoves(f.read[node], moves) {
 				for to, vips := range m.To {
 					for _, vip := range vips {

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -98,7 +96,9 @@ func TestThreeCoresOnASegment(t *testing.T) {
 	answered := func() {
 		for _, svc := range f.services {
 			vip, by := svc.VIPs[0], l.answerers(svc.VIPs[0])
-			require.NotEmpty(t, by, "%s at %s", vip, f.now)
+			if len(by) == 0 {
+				t.Fatalf("nobody answers for %s at %s", vip, f.now)
+			}
 			if len(by) == 1 {
 				delete(both, vip)
 				continue
@@ -106,7 +106,9 @@ func TestThreeCoresOnASegment(t *testing.T) {
 			if both[vip].IsZero() {
 				both[vip] = f.now
 			}
-			require.Less(t, f.now.Sub(both[vip]), repeated, "%s has %v at %s", vip, by, f.now)
+			if f.now.Sub(both[vip]) >= repeated {
+				t.Fatalf("%s has %v at %s", vip, by, f.now)
+			}
 		}
 	}
 	f.check = answered
