@@ -181,6 +181,9 @@ func (t *table) arrive(n *memberlist.Node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(n.Name)
+	if p.isUnlisted() {
+		notify.Wake(t.rejoin) // its Lease may have arrived in this moment
+	}
 	switch {
 	case p.trust(), p.questioned():
 		p.held = nil
@@ -238,6 +241,7 @@ func (t *table) suspect(node string) {
 		}
 		p.held = nil
 		t.peers.tidy(node)
+	case !p.alive: // it was expelled
 	case p.ready && p.session != 0 && p.met != nil:
 		p.held = &held{node: *p.met, since: time.Now()}
 		notify.Wake(t.verify)

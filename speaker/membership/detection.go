@@ -4,7 +4,6 @@ import (
 	"context"
 	"math/bits"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -138,8 +137,7 @@ func (t *table) members() (all []watch.Member) {
 	defer t.mu.Unlock()
 	for node, p := range t.peers {
 		if p.alive && p.session != 0 && p.met != nil {
-			addr, _ := netip.AddrFromSlice(p.met.Addr)
-			all = append(all, watch.Member{Name: node, Session: p.session, Addr: netip.AddrPortFrom(addr.Unmap(), p.met.Port)})
+			all = append(all, watch.Member{Name: node, Session: p.session, Addr: addressIn(p.met)})
 		}
 	}
 	slices.SortFunc(all, watch.Member.Compare)

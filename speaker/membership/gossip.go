@@ -42,6 +42,7 @@ type gossip struct {
 	*base
 	table  *table
 	leases *leases
+	guard  *guard.Transport // set by config
 	mu     sync.Mutex
 	sent   []byte // our metadata, as memberlist has it
 }
@@ -70,7 +71,8 @@ func (g *gossip) config(transport memberlist.Transport) *memberlist.Config {
 	c.Name = g.options.Node
 	c.BindAddr, c.BindPort = g.options.Address.Addr().String(), int(g.options.Address.Port())
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
-	c.Transport = guard.New(transport, g.ring.gossipKeys, g.metrics.refused.Inc)
+	g.guard = guard.New(transport, g.ring.gossipKeys, g.metrics.refused.Inc)
+	c.Transport = g.guard
 	c.UDPBufferSize -= guard.Overhead
 	c.EnableCompression = false // a few bytes must not become many
 	c.ProbeInterval, c.ProbeTimeout = g.settings.ProbeInterval, g.settings.ProbeTimeout

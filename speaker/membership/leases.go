@@ -93,15 +93,21 @@ func (l *leases) known(source netip.Addr) bool {
 	return err == nil && len(of) > 0
 }
 
-// listed reports whether the node has a Lease.
-func (l *leases) listed(node string) bool {
+// listed returns the address on the node's Lease, and whether the node has a Lease. The address is invalid if that cannot
+// be read.
+func (l *leases) listed(node string) (at netip.AddrPort, listed bool) {
 	store := l.current()
 	if store == nil {
-		return false
+		return netip.AddrPort{}, false
 	}
-	_, listed, err := store.GetByKey(l.options.Namespace + "/" + annotation.SpeakerLeasePrefix + node)
-	return listed && err == nil
+	of, listed, err := store.GetByKey(l.options.Namespace + "/" + annotation.SpeakerLeasePrefix + node)
+	if err != nil || !listed {
+		return netip.AddrPort{}, false
+	}
+	return unmapped(of.(*lease).Address), true
 }
+
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
 // keep returns what the store keeps of a Lease.
 func (l *leases) keep(of *coordinationv1.Lease) *lease {

@@ -128,7 +128,7 @@ func New(o Options) *Task {
 	t.gossip = &gossip{base: b, table: t.table, leases: t.leases}
 	t.beats = &detection{base: b, table: t.table, own: t.published, lease: t.own}
 	t.rotation = &rotation{base: b, table: t.table, leases: t.leases}
-	t.rejoiner = &rejoiner{base: b, table: t.table, leases: t.leases}
+	t.rejoiner = &rejoiner{base: b, table: t.table, leases: t.leases, gossip: t.gossip}
 	t.joiner = &joiner{base: b, table: t.table, leases: t.leases, rotation: t.rotation, joined: make(chan struct{}), status: "not started"}
 	t.link = &ownLink{base: b, table: t.table, leases: t.leases, joiner: t.joiner}
 	t.links = &allLinks{base: b, table: t.table, own: t.published}

@@ -37,6 +37,7 @@ type rejoiner struct {
 	*base
 	table  *table
 	leases *leases
+	gossip *gossip
 	whole  atomic.Bool // no speaker is lost
 }
 
@@ -48,6 +49,9 @@ type rejoiner struct {
 func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 	at, delay := time.Now(), firstRejoin*time.Duration(r.table.Crowd()) // at: of the next attempt
 	for {
+		for _, node := range r.table.expel(r.leases.listed) {
+			r.gossip.guard.Forget(node)
+		}
 		lost := r.leases.lost(store)
 		if whole := len(lost) == 0; r.whole.Swap(whole) != whole {
 			r.changed.Notify()

@@ -2,6 +2,7 @@ package membership
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -20,12 +21,22 @@ const (
 	unlistedWarning = 10 * time.Minute
 )
 
-// accept returns an error if the speaker has no Lease, and too many others have none. listed reports
-// whether a node has a Lease.
-func (t *table) accept(n *memberlist.Node, listed func(node string) bool) error {
+// accept returns an error if the speaker is elsewhere than its Lease has it, or if it has no Lease, and too many others
+// have none. listed is that of leases.
+//
+// A speaker writes its own Lease alone. So whoever has the key cannot take the name of another speaker that is lost, which
+// would count as alive, and could not come back while its name is taken. A speaker with a new address is met when that is
+// on its Lease.
+func (t *table) accept(n *memberlist.Node, listed func(node string) (netip.AddrPort, bool)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n.Name == t.options.Node || listed(n.Name) {
+	if n.Name == t.options.Node {
+		return nil
+	}
+	if at, has := listed(n.Name); has {
+		if elsewhere(n, at) {
+			return fmt.Errorf("it is not at %s, which its Lease has", at)
+		}
 		return nil
 	}
 	if p, known := t.peers[n.Name]; known && p.isUnlisted() {
@@ -47,13 +58,50 @@ func (t *table) accept(n *memberlist.Node, listed func(node string) bool) error 
 	return nil
 }
 
+// elsewhere reports whether memberlist has the speaker at another address than its Lease.
+func elsewhere(n *memberlist.Node, lease netip.AddrPort) bool {
+	return lease.IsValid() && addressIn(n) != lease
+}
+
+// addressIn returns the address of a speaker that memberlist has.
+func addressIn(n *memberlist.Node) netip.AddrPort {
+	addr, _ := netip.AddrFromSlice(n.Addr)
+	return netip.AddrPortFrom(addr.Unmap(), n.Port)
+}
+
+// expel removes the speakers that memberlist has elsewhere than their Leases, and returns their names: whoever has the key has
+// spoken for them before their Leases were known.
+func (t *table) expel(listed func(node string) (netip.AddrPort, bool)) (names []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for node, p := range t.peers {
+		n := p.met
+		if p.held != nil {
+			n = &p.held.node
+		}
+		if n == nil {
+			continue
+		}
+		if at, _ := listed(node); elsewhere(n, at) {
+			t.log.Warn("speaker was met elsewhere than its Lease has it, and does not count there", "node", node, "address", n.Address(),
+				"lease", at)
+			p.trust()
+			p.held = nil
+			t.lose(node, p)
+			names = append(names, node)
+		}
+	}
+	return names
+}
+
 // forgetUnlisted frees the places of speakers that have a Lease now or are gone, and returns how many it
 // has freed.
-func (all peers) forgetUnlisted(listed func(node string) bool) (freed int) {
+func (all peers) forgetUnlisted(listed func(node string) (netip.AddrPort, bool)) (freed int) {
 	for node, p := range all {
+		_, has := listed(node)
 		switch {
 		case !p.isUnlisted():
-		case listed(node):
+		case has:
 			p.unlisted = time.Time{}
 			freed++
 		case !p.alive && p.held == nil && time.Since(p.unlisted) > unlistedTime:

@@ -276,6 +276,18 @@ func MaxIncarnation(now time.Time) uint64 {
 	return honest + uint64(4*(min(max(now.Unix(), year2026), year2060)-year2026))
 }
 
+// left is the message that a speaker has left, whatever it has published before.
+func left(node string) []byte {
+	b := append([]byte{dead, fixMap | 3, fixString | 11}, "Incarnation"...)
+	b = binary.BigEndian.AppendUint64(append(b, uint64Type), MaxIncarnation(time.Now()))
+	for _, field := range []string{"Node", "From"} {
+		b = append(append(b, fixString|4), field...)
+		b = binary.BigEndian.AppendUint16(append(b, string16), uint16(len(node)))
+		b = append(b, node...)
+	}
+	return b
+}
+
 // inName reports whether a Node's name may have the character.
 func inName(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '.'

@@ -105,6 +105,14 @@ func (t *Transport) pass() {
 	}
 }
 
+// Forget has memberlist take the speaker for one that has left, so that it can be met at another address.
+func (t *Transport) Forget(node string) {
+	select {
+	case t.packets <- &memberlist.Packet{Buf: left(node), From: &net.UDPAddr{}, Timestamp: time.Now()}:
+	case <-t.done:
+	}
+}
+
 // PacketCh implements memberlist.Transport.
 func (t *Transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 

@@ -331,7 +331,7 @@ func addForms(f *testing.F) {
 	for _, plain := range [][]byte{
 		encoded(f, ping, pingObject), encoded(f, ack, object{"SeqNo": 7, "Payload": []byte{}}), encoded(f, nack, object{"SeqNo": 7}),
 		encoded(f, suspect, object{"Incarnation": 1, "Node": "n9", "From": "n8"}),
-		encoded(f, dead, object{"Incarnation": 1, "Node": "n9", "From": "n9"}),
+		encoded(f, dead, object{"Incarnation": 1, "Node": "n9", "From": "n9"}), left("n9"),
 		encoded(f, alive, aliveObject), compoundOf(encoded(f, alive, aliveObject), encoded(f, ping, pingObject)),
 		encoded(f, pushPull, header(2, 0), stateObject, with(stateObject, "State", 1)), encoded(f, failure, object{"Error": "busy"}),
 		encoded(f, indirectPing, object{"SeqNo": 7, "Target": []byte{127, 0, 0, 1}, "Port": 9, "Node": "n3", "Nack": true}),
