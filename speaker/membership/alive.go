@@ -267,7 +267,7 @@ func (t *table) declare(v watch.Verdict) {
 	defer t.mu.Unlock()
 	p, known := t.peers[v.Name]
 	switch {
-	case !known || !p.alive || p.session != v.Session:
+	case !known || !p.alive || watch.NewMember(v.Name, p.session, v.Addr) != v.Member:
 		return
 	case p.trust(): // memberlist takes it for dead, too
 	case p.questioned(): // the same

@@ -3,7 +3,6 @@ package membership
 import (
 	"context"
 	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -29,15 +28,15 @@ type detection struct {
 	task  atomic.Pointer[detector.Task] // nil before Run
 }
 
-// listen opens the sockets, and publishes that this speaker takes part.
-func (d *detection) listen() error {
-	self := watch.Member{Name: d.options.Node, Session: rand.Uint64() | 1, Addr: d.options.Address}
+// listen opens the sockets, and publishes that this speaker takes part, by a random number.
+func (d *detection) listen(session uint64) error {
+	self := watch.NewMember(d.options.Node, session, d.options.Address)
 	task, err := detector.Listen(detector.Options{Self: self, Want: d.want(), Log: d.log, Refused: d.metrics.refused.Inc})
 	if err != nil {
 		return err //nolint:wrapcheck // it names what cannot be opened
 	}
 	d.task.Store(task)
-	d.own.publish(func(m *metadata) { m.session = self.Session })
+	d.own.publish(func(m *metadata) { m.session = session })
 	return nil
 }
 
@@ -137,7 +136,7 @@ func (t *table) members() (all []watch.Member) {
 	defer t.mu.Unlock()
 	for node, p := range t.peers {
 		if p.alive && p.session != 0 && p.met != nil {
-			all = append(all, watch.Member{Name: node, Session: p.session, Addr: addressIn(p.met)})
+			all = append(all, watch.NewMember(node, p.session, addressIn(p.met)))
 		}
 	}
 	slices.SortFunc(all, watch.Member.Compare)

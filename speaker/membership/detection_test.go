@@ -3,6 +3,7 @@ package membership
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -39,11 +40,14 @@ func takePart(t *testing.T, all ...*speaker) {
 // beats is a speaker that sends heartbeats and answers, and does nothing else by itself. kill takes its power.
 func (c *cluster) beats(t *testing.T, node string, met *speaker, change ...func(*Options)) (kill func()) {
 	t.Helper()
-	m := c.mute(node, ownAddress())
-	for _, f := range append(change, beating) {
-		f(&m.options)
-	}
-	require.NoError(t, m.Task.beats.listen())
+	return c.beatsAs(t, node, rand.Uint64(), met, change...)
+}
+
+// beatsAs is beats with a session.
+func (c *cluster) beatsAs(t *testing.T, node string, session uint64, met *speaker, change ...func(*Options)) (kill func()) {
+	t.Helper()
+	m := c.mute(node, ownAddress(), append(change, beating)...)
+	require.NoError(t, m.Task.beats.listen(session))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Task.beats.run(ctx) }()
@@ -81,7 +85,7 @@ func TestSilentSpeakerThatAnswersCountsAgain(t *testing.T) {
 	n1, n2, n3 := c.start("n1", beating), c.start("n2", beating), c.start("n3", beating)
 	takePart(t, n1, n2, n3)
 	all := map[string]bool{"n1": false, "n2": false, "n3": false}
-	n1.declare(watch.Verdict{Member: watch.Member{Name: "n3", Session: 1}})
+	n1.declare(watch.Verdict{Member: watch.NewMember("n3", 1, n3.options.Address)})
 	assert.Equal(t, all, n1.Speakers(), "that is about another session")
 	changed := n1.Changed()
 	for _, m := range n1.members() {

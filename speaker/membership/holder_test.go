@@ -125,7 +125,7 @@ func TestSpeakerThatMemberlistHasLostIsAsked(t *testing.T) {
 	table.admit("n2")
 	counts(true)
 	table.suspect("n2")
-	table.declare(watch.Verdict{Member: watch.Member{Name: "n2", Session: 7}}) // memberlist was right
+	table.declare(watch.Verdict{Member: watch.NewMember("n2", 7, netip.AddrPort{})}) // memberlist was right
 	counts(false)
 	require.Empty(t, table.held())
 }

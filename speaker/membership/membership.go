@@ -43,6 +43,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -169,7 +170,7 @@ func (t *Task) Run(ctx context.Context) error {
 		return err
 	}
 	defer t.list.Load().Shutdown() //nolint:errcheck // it always returns nil
-	if err := t.beats.listen(); err != nil {
+	if err := t.beats.listen(rand.Uint64() | 1); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -143,10 +143,14 @@ type mute struct {
 	kill func()
 }
 
-func (c *cluster) mute(node string, address netip.AddrPort) *mute {
+func (c *cluster) mute(node string, address netip.AddrPort, change ...func(*Options)) *mute {
 	c.t.Helper()
-	task := New(c.options(node))
-	task.options.Address = address
+	o := c.options(node)
+	o.Address = address
+	for _, f := range change {
+		f(&o)
+	}
+	task := New(o)
 	known, err := task.readSettings(c.t.Context())
 	require.NoError(c.t, err)
 	require.True(c.t, known)

@@ -35,8 +35,8 @@ type metadata struct {
 	// They mean nothing to this package.
 	claims report.Claims
 	down   string // the names of the interfaces that are down, separated by commas
-	// session names the speaker to the failure detector, from its start to its end. Zero: it does not take
-	// part, as speakers of v0.1.0.
+	// session is a random number from which the failure detector's is derived, from the speaker's start to its end. Zero: it
+	// does not take part, as speakers of v0.1.0.
 	session uint64
 }
 

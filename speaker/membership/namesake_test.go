@@ -71,3 +71,38 @@ func TestNameOfASpeakerThatIsNew(t *testing.T) {
 	time.Sleep(time.Second)
 	assert.Equal(t, map[string]bool{"n1": false, "n2": false, "n9": true}, n1.Speakers())
 }
+
+// Whoever has the key publishes the session of another speaker as its own. The other speakers do not lose each other, and still
+// hear at once when that one is lost.
+func TestSessionOfAnotherSpeaker(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3", "n9")
+	n1, n2 := c.start("n1", beating), c.start("n2", beating)
+	takePart(t, n1, n2)
+	kill := c.beats(t, "n3", n1)
+	all := map[string]bool{"n1": false, "n2": false, "n3": false}
+	n1.waitFor(all)
+	n2.waitFor(all)
+	for _, victim := range []string{"n1", "n3"} {
+		var session uint64
+		n2.wait("a session", func() bool {
+			n2.mu.Lock()
+			defer n2.mu.Unlock()
+			session = n2.peers[victim].session
+			return session != 0
+		})
+		defer c.beatsAs(t, "z-"+victim, session, n1)()
+		for _, s := range []*speaker{n1, n2} {
+			s.wait("the session", func() bool { return s.knows("z-" + victim) })
+		}
+	}
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		require.True(t, n1.knows("n2") && n1.knows("n3"), "%v", n1.Speakers())
+		require.True(t, n2.knows("n1") && n2.knows("n3"), "%v", n2.Speakers())
+	}
+	kill()
+	start := time.Now()
+	for _, s := range []*speaker{n1, n2} {
+		s.wait("the loss of n3", func() bool { return !s.knows("n3") })
+	}
+	assert.Less(t, time.Since(start), 5*time.Second)
+}

@@ -49,9 +49,7 @@ type rejoiner struct {
 func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 	at, delay := time.Now(), firstRejoin*time.Duration(r.table.Crowd()) // at: of the next attempt
 	for {
-		for _, node := range r.table.expel(r.leases.listed) {
-			r.gossip.guard.Forget(node)
-		}
+		r.expel()
 		lost := r.leases.lost(store)
 		if whole := len(lost) == 0; r.whole.Swap(whole) != whole {
 			r.changed.Notify()
@@ -79,6 +77,38 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 			}
 		}
 	}
+}
+
+// expel removes the speakers that memberlist has elsewhere than their Leases: whoever has the key has spoken for them before
+// their Leases were known. For memberlist they have left, so that the right ones can be met.
+func (r *rejoiner) expel() {
+	for _, node := range r.strays() {
+		r.gossip.guard.Forget(node)
+	}
+}
+
+// strays removes them from the table and returns their names.
+func (r *rejoiner) strays() (nodes []string) {
+	r.table.mu.Lock()
+	defer r.table.mu.Unlock()
+	for node, p := range r.table.peers {
+		n := p.met
+		if p.held != nil {
+			n = &p.held.node
+		}
+		if n == nil {
+			continue
+		}
+		if at, _ := r.leases.listed(node); elsewhere(n, at) {
+			r.log.Warn("speaker was met elsewhere than its Lease has it, and does not count there", "node", node, "address", n.Address(),
+				"lease", at)
+			p.trust()
+			p.held = nil
+			r.table.lose(node, p)
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
 }
 
 // contact tries to join some of the addresses. The others, and those that do not answer, are tried again

@@ -69,31 +69,6 @@ func addressIn(n *memberlist.Node) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Unmap(), n.Port)
 }
 
-// expel removes the speakers that memberlist has elsewhere than their Leases, and returns their names: whoever has the key has
-// spoken for them before their Leases were known.
-func (t *table) expel(listed func(node string) (netip.AddrPort, bool)) (names []string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for node, p := range t.peers {
-		n := p.met
-		if p.held != nil {
-			n = &p.held.node
-		}
-		if n == nil {
-			continue
-		}
-		if at, _ := listed(node); elsewhere(n, at) {
-			t.log.Warn("speaker was met elsewhere than its Lease has it, and does not count there", "node", node, "address", n.Address(),
-				"lease", at)
-			p.trust()
-			p.held = nil
-			t.lose(node, p)
-			names = append(names, node)
-		}
-	}
-	return names
-}
-
 // forgetUnlisted frees the places of speakers that have a Lease now or are gone, and returns how many it
 // has freed.
 func (all peers) forgetUnlisted(listed func(node string) (netip.AddrPort, bool)) (freed int) {

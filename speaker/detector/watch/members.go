@@ -25,7 +25,7 @@ const (
 // Member is a speaker that takes part.
 type Member struct {
 	Name string
-	// Session is a random number that the speaker has chosen at its start, not zero. It names the speaker in packets,
+	// Session is a random number of the speaker's start that no other speaker can have, not zero. It names the speaker in packets,
 	// so that none from before its start, and no verdict about the speaker before, counts.
 	Session uint64
 	Addr    netip.AddrPort

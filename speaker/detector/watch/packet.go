@@ -5,8 +5,16 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"hash"
+	"net/netip"
 	"time"
 )
+
+// NewMember returns a speaker whose session is a hash of its name and of the number that it publishes. Everybody can read the
+// number, and whoever publishes the number of another speaker has another session.
+func NewMember(name string, number uint64, addr netip.AddrPort) Member {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte(name), number))
+	return Member{Name: name, Session: binary.BigEndian.Uint64(sum[:]), Addr: addr}
+}
 
 // Kind is what a packet is for.
 type Kind byte
