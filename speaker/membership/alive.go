@@ -205,9 +205,15 @@ func (t *table) join(n *memberlist.Node) {
 
 // meet records the speaker as memberlist has it now. It reports what record does. memberlist may change the
 // node later.
+//
+// A speaker that counts keeps its session. One that has started anew is lost by that, and counts again when it answers, with
+// the new one. Else whoever has the key could publish other sessions in its name, whose heartbeats nobody expects yet, and its
+// loss would not be noticed.
 func (t *table) meet(p *peer, n *memberlist.Node) (changed bool) {
 	p.met = new(*n)
-	return t.record(p, decode(n.Meta))
+	m := decode(n.Meta)
+	m.session = cmp.Or(p.session, m.session)
+	return t.record(p, m)
 }
 
 // update records what a speaker publishes now.
@@ -293,6 +299,7 @@ func (t *table) askLater(h *held, after time.Duration) {
 
 // lose records that the speaker does not count any more. The caller holds mu.
 func (t *table) lose(node string, p *peer) {
+	p.beats = p.beats || p.session != 0
 	p.alive, p.metadata, p.met, p.doubt = false, metadata{}, nil, nil
 	p.lost, p.unanswered = true, 0
 	t.apart.lose(time.Now())
@@ -324,6 +331,7 @@ func (t *table) admit(node string) {
 	case p.alive:
 		p.unanswered, p.held.next = 0, time.Now().Add(lastVerify)
 	default:
+		p.found()
 		t.readmit(p)
 	}
 }
@@ -334,8 +342,7 @@ func (t *table) readmit(p *peer) {
 	if p.held.silent {
 		t.metrics.changes.WithLabelValues("join").Inc()
 	}
-	p.held = nil
-	p.found()
+	p.held, p.lost, p.unanswered = nil, false, 0
 	t.join(&n)
 }
 
@@ -352,7 +359,8 @@ func (t *table) unanswered(node string) {
 		}
 		return
 	}
-	if p.held != nil && time.Since(p.held.since) > heldTime+heldProbes*t.settings.ProbeInterval {
+	if p.believable(heldTime + heldProbes*t.settings.ProbeInterval) {
+		p.unproven++
 		t.readmit(p)
 		return
 	}

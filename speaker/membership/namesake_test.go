@@ -1,11 +1,21 @@
 package membership
 
 import (
+	"bytes"
+	"log/slog"
+	"net"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-msgpack/v2/codec"
+	"github.com/hashicorp/memberlist"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
+	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 )
 
 // waitAt waits until the speaker is alive at its address for the others, as one that is ready.
@@ -105,4 +115,76 @@ func TestSessionOfAnotherSpeaker(t *testing.T) {
 		s.wait("the loss of n3", func() bool { return !s.knows("n3") })
 	}
 	assert.Less(t, time.Since(start), 5*time.Second)
+}
+
+// liar is a transport of somebody who has the key: what it sends arrives, whoever it speaks for.
+type liar struct{ *end }
+
+func (l liar) WriteTo(b []byte, address string) (time.Time, error) {
+	p := &memberlist.Packet{Buf: bytes.Clone(b), From: net.UDPAddrFromAddrPort(l.address), Timestamp: time.Now()}
+	select {
+	case l.ends[address].packets <- p:
+	case <-l.ended:
+	}
+	return time.Now(), nil
+}
+
+// A speaker has no power. Whoever has the key publishes in its name that it is alive, all the time, so that memberlist never
+// takes it for dead. It counts for some seconds of ten minutes, until the others miss its heartbeats, or not at all.
+func TestSpeakerThatOthersSpeakFor(t *testing.T) {
+	t.Parallel()
+	for name, session := range map[string]func(i int) uint64{
+		"has another session":   func(int) uint64 { return 9 },
+		"has another each time": func(i int) uint64 { return uint64(i) },
+		"takes no part":         func(int) uint64 { return 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onSegment(t, config.FailoverNormal.Membership(), 3, slog.DiscardHandler, func(t *testing.T, s *segment, all []*Task) {
+				honest, lost := all[:2], all[2]
+				lost.publish(func(m *metadata) { m.ready, m.session = true, 7 })
+				require.NoError(t, lost.list.Load().UpdateNode(time.Second))
+				time.Sleep(time.Second)
+				lose := func(task *Task) {
+					for _, m := range task.members() {
+						task.declare(watch.Verdict{Member: m})
+					}
+				}
+				s.dead.Store(lost.options.Address.String())
+				sender := guard.New(liar{s.ends[lost.options.Address.String()]}, lost.ring.gossipKeys, func() {})
+				var counted, since time.Duration
+				var watched []watch.Member
+				const step, lasts = 250 * time.Millisecond, 10 * time.Minute
+				for i := range int(lasts / step) {
+					b := bytes.NewBuffer([]byte{aliveType})
+					require.NoError(t, codec.NewEncoder(b, &codec.MsgpackHandle{}).Encode(map[string]any{
+						"Incarnation": 100 + i, "Node": "n3", "Addr": lost.options.Address.Addr().AsSlice(),
+						"Port": lost.options.Address.Port(), "Meta": metadata{ready: true, session: session(i)}.encode(memberlist.MetaMaxSize),
+						"Vsn": []byte{1, 5, 2, 0, 0, 0}}))
+					for _, task := range honest {
+						_, err := sender.WriteTo(b.Bytes(), task.options.Address.String())
+						require.NoError(t, err)
+					}
+					time.Sleep(step)
+					if !honest[0].knows("n3") {
+						continue
+					}
+					counted += step
+					if since += step; !slices.Equal(honest[0].members(), watched) {
+						watched, since = honest[0].members(), 0
+					}
+					if since >= time.Second { // the watchers miss the heartbeats of that session
+						lose(honest[0])
+						lose(honest[1])
+					}
+				}
+				t.Logf("counted for %s of %s", counted, lasts)
+				assert.Less(t, counted, 10*time.Second)
+				s.dead.Store("")
+				time.Sleep(5 * time.Second)
+				assert.True(t, honest[0].knows("n3"), "it is back")
+				require.NoError(t, sender.Shutdown())
+			})
+		})
+	}
 }

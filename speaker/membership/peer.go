@@ -26,6 +26,10 @@ type peer struct {
 	// packets it has not answered in that time.
 	lost       bool
 	unanswered int
+	// beats is set if the speaker took part in the failure detection when it was lost. unproven is how often it has counted since,
+	// because others take it for alive. Both are reset when it answers a packet.
+	beats    bool
+	unproven int
 	// unlisted is since when the speaker counts without a Lease. Zero: it has a Lease, or
 	// memberlist does not know it.
 	unlisted time.Time
@@ -54,7 +58,15 @@ func (p *peer) trust() bool {
 func (p *peer) questioned() bool { return p.alive && p.held != nil }
 
 // found records that the speaker is not lost any more.
-func (p *peer) found() { p.lost, p.unanswered = false, 0 }
+func (p *peer) found() { p.lost, p.unanswered, p.beats, p.unproven = false, 0, false, 0 }
+
+// believable reports whether a lost speaker that does not answer is to count because memberlist has taken it for alive for so
+// long, and twice as long each time. Whoever has the key can have memberlist do that without an end. So if heartbeats
+// have shown that the speaker is lost, it has to publish that it sends some, by which it is soon found out.
+func (p *peer) believable(after time.Duration) bool {
+	return p.held != nil && time.Since(p.held.since) > after<<min(p.unproven, mostUnproven) &&
+		(!p.beats || decode(p.held.node.Meta).session != 0)
+}
 
 // peers are the records by node.
 type peers map[string]*peer

@@ -30,6 +30,8 @@ const (
 	// A speaker that does not answer us, although others take it for alive, is held for heldTime plus
 	// heldProbes probe intervals.
 	heldTime, heldProbes = 15 * time.Second, 20
+	// mostUnproven is how often that time is doubled at most.
+	mostUnproven = 6
 )
 
 // rejoiner joins lost speakers again.
