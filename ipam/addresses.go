@@ -52,6 +52,9 @@ func (a *addresses) leave(g *holding, h *holder) {
 	a.holdings.end(g)
 	if q := a.quarantine.of(s); q.length > 0 {
 		a.quarantine.begin(quarantined{addr: addr, name: h.owner.Name, since: a.quarantine.clock.elapsed, queue: q})
+		for _, r := range a.quarantine.excess(h.namespace) {
+			a.free(r)
+		}
 	} else {
 		a.reservations.put(addr, s)
 	}

@@ -84,8 +84,9 @@ type Allocator struct {
 // no quarantine ends.
 func New() *Allocator {
 	a := &Allocator{addresses: addresses{
-		holdings:   holdings{at: map[netip.Addr]*holding{}, byUID: map[string]*holder{}, groups: groups{}},
-		quarantine: quarantine{at: map[netip.Addr]*quarantined{}, byName: map[string][]*quarantined{}, queues: map[*space]*queue{}},
+		holdings: holdings{at: map[netip.Addr]*holding{}, byUID: map[string]*holder{}, groups: groups{}},
+		quarantine: quarantine{at: map[netip.Addr]*quarantined{}, byName: map[string][]*quarantined{}, counts: map[string]int{},
+			queues: map[*space]*queue{}},
 	}}
 	a.quarantine.of(&a.pools.nowhere).length = forever
 	return a

@@ -19,11 +19,16 @@ type Quarantined struct {
 	Since, Until time.Time
 }
 
+// MaxQuarantined is how many addresses that one namespace has released are in quarantine. Without a bound a namespace
+// without a quota could fill the memory with addresses of a large pool.
+const MaxQuarantined = 1 << 16
+
 // quarantine keeps the addresses that were released a short time ago.
 type quarantine struct {
 	clock  clock
 	at     map[netip.Addr]*quarantined
 	byName map[string][]*quarantined
+	counts map[string]int // by namespace
 	queues map[*space]*queue
 	// next is when the first quarantine ends, or a time before that.
 	next time.Duration
@@ -50,9 +55,11 @@ func (r *quarantined) compare(other *quarantined) int {
 	return cmp.Or(cmp.Compare(r.since, other.since), r.addr.Compare(other.addr))
 }
 
+func (r *quarantined) namespace() string { return namespaceOf(r.name) }
+
 // count changes by how much the namespace that released the address uses its quota.
 func (r *quarantined) count(change int) {
-	r.queue.space.usages.add(namespaceOf(r.name), usage{quarantined: change})
+	r.queue.space.usages.add(r.namespace(), usage{quarantined: change})
 }
 
 // of returns the queue of a space.
@@ -123,6 +130,24 @@ func (q *quarantine) begin(begun quarantined) {
 	r.queue.insert(r)
 	q.next = min(q.next, r.until())
 	q.byName[r.name] = append(q.byName[r.name], r)
+	q.counts[r.namespace()]++
+}
+
+// excess returns the addresses that are free because the namespace has released too many: those that would be free
+// first. They are an eighth of all, as it looks at everything in quarantine.
+func (q *quarantine) excess(namespace string) (all []*quarantined) {
+	if q.counts[namespace] <= MaxQuarantined {
+		return nil
+	}
+	for _, r := range q.at {
+		if r.namespace() == namespace {
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(r, other *quarantined) int {
+		return cmp.Or(cmp.Compare(r.until(), other.until()), r.compare(other))
+	})
+	return all[:len(all)/8]
 }
 
 // end ends a quarantine. The caller says what becomes of the address.
@@ -137,6 +162,9 @@ func (q *quarantine) end(r *quarantined) {
 		delete(q.byName, r.name)
 	}
 	delete(q.at, r.addr)
+	if q.counts[r.namespace()]--; q.counts[r.namespace()] == 0 {
+		delete(q.counts, r.namespace())
+	}
 }
 
 // over returns the addresses whose quarantine is over.

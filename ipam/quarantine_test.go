@@ -1,6 +1,7 @@
 package ipam_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -100,4 +101,29 @@ func TestNothingIsFreeBeforeTheFirstSetup(t *testing.T) {
 		Until: start.Add(30 * time.Second)}},
 		s.InQuarantine(s.now))
 	s.gets("default/x", "lan/198.18.0.1")
+}
+
+// A namespace without a quota can give back one address of a large pool after the other.
+func TestWhatANamespaceReleasesHasABound(t *testing.T) {
+	s := begin(t, pool("lan", "2001:db8::/64"))
+	six := families(ipam.IPv6)
+	s.gets("team/web", "lan/2001:db8::", six)
+	s.frees("team/web")
+	s.gets("crowd/first", "lan/2001:db8::1", six)
+	s.frees("crowd/first")
+	for i := range ipam.MaxQuarantined {
+		name := fmt.Sprintf("crowd/%d", i)
+		_, err := s.ask(name, six)
+		require.NoError(t, err)
+		s.frees(name)
+	}
+	in := s.InQuarantine(s.now)
+	assert.LessOrEqual(t, len(in), ipam.MaxQuarantined)
+	assert.Greater(t, len(in), ipam.MaxQuarantined*3/4)
+	assert.Equal(t, "team/web", in[0].Name, "what others have released is not free")
+	assert.Equal(t, fmt.Sprintf("crowd/%d", ipam.MaxQuarantined-1), in[len(in)-1].Name)
+	s.gets("team/api", "lan/2001:db8::1", six)
+	s.gets("team/web", "lan/2001:db8::", six)
+	s.passes(time.Hour)
+	assert.Empty(t, s.InQuarantine(s.now))
 }
