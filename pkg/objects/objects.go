@@ -38,14 +38,14 @@ type pointer[E any] interface {
 	Object
 }
 
-// decodable is a pointer to an object that the API server sends.
-type decodable[E any] interface {
+// Decodable is a pointer to an object that the API server sends.
+type Decodable[E any] interface {
 	pointer[E]
 	Unmarshal(data []byte) error
 }
 
 // Kind is a row of the table: a kind of objects, and its projection.
-type Kind[E any, P decodable[E]] struct {
+type Kind[E any, P Decodable[E]] struct {
 	// Name is what people call the objects.
 	Name string
 	// Resource is the kind's name in URLs.
@@ -140,7 +140,7 @@ func Share(factory informers.SharedInformerFactory, ours func(*corev1.Service) b
 	share(factory, WritableNodes)
 }
 
-func share[E any, P decodable[E]](factory informers.SharedInformerFactory, k Kind[E, P]) {
+func share[E any, P Decodable[E]](factory informers.SharedInformerFactory, k Kind[E, P]) {
 	factory.InformerFor(P(new(E)), func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		return k.Informer(client, Shared, cache.SharedIndexInformerOptions{
 			ResyncPeriod: resync, Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
@@ -159,7 +159,7 @@ type View[P, T any] struct {
 
 // Informer returns an informer, not yet started, whose cache has what the view
 // shows of the projections of the objects.
-func Informer[E any, P decodable[E], K any, T pointer[K]](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],
+func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],
 	o cache.SharedIndexInformerOptions) cache.SharedIndexInformer {
 	var informer cache.SharedIndexInformer
 	empty := func() Object { return T(new(K)) }
