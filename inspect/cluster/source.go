@@ -91,7 +91,8 @@ func (p Place) records(client kubernetes.Interface) source {
 }
 
 // of is the source of a kind of objects. put notes those that were found.
-func of[E any, P objects.Decodable[E]](client kubernetes.Interface, kind, resource string, of objects.Kind[E, P], scope objects.Scope, put func(*Objects, []P)) source {
+func of[E any, P objects.Decodable[E]](client kubernetes.Interface, kind, resource string, of objects.Kind[E, P], scope objects.Scope,
+	put func(*Objects, []P)) source {
 	return source{
 		kind: kind, verb: "list", resource: resource, namespace: scope.Namespace,
 		read: func(ctx context.Context, o *Objects) error {
