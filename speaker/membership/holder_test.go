@@ -24,21 +24,39 @@ const (
 	deadType    = 5
 )
 
-// holder returns a function that sends a message of memberlist to a speaker, as somebody does who has the key.
-func (c *cluster) holder() (send func(to *speaker, kind byte, message map[string]any)) {
+// recorder records the last packet that is sent.
+type recorder struct {
+	memberlist.Transport
+	packet []byte
+}
+
+func (r *recorder) WriteTo(b []byte, address string) (time.Time, error) {
+	r.packet = b
+	return r.Transport.WriteTo(b, address)
+}
+
+// holder returns a function that sends a message of memberlist to a speaker, as somebody does who has the key, and one that sends
+// the last one again, as everybody can who has recorded it.
+func (c *cluster) holder() (send func(to *speaker, kind byte, message map[string]any), again func(to *speaker)) {
 	c.t.Helper()
 	sockets, err := guard.Listen(ownAddress(), func(netip.Addr) bool { return true }, func() {})
 	require.NoError(c.t, err)
 	key, err := c.secret.Of(ourCluster)
 	require.NoError(c.t, err)
-	transport := guard.New(sockets, keys.Ring{key}.Gossip, func() {})
+	record := &recorder{Transport: sockets}
+	transport := guard.New(record, keys.Ring{key}.Gossip, func() {})
 	c.t.Cleanup(func() { transport.Shutdown() }) //nolint:errcheck // it is nil
-	return func(to *speaker, kind byte, message map[string]any) {
+	send = func(to *speaker, kind byte, message map[string]any) {
 		b := bytes.NewBuffer([]byte{kind})
 		require.NoError(c.t, codec.NewEncoder(b, &codec.MsgpackHandle{}).Encode(message))
 		_, err := transport.WriteTo(b.Bytes(), to.address())
 		require.NoError(c.t, err)
 	}
+	again = func(to *speaker) {
+		_, err := sockets.WriteTo(record.packet, to.address())
+		require.NoError(c.t, err)
+	}
+	return send, again
 }
 
 // Whoever has the key says again and again that a speaker is lost, or has left, or is about to be. It is not, and what it
@@ -61,7 +79,7 @@ func TestHolderOfTheKeyEndsNobody(t *testing.T) {
 				}
 			}
 			ready(true)
-			send := c.holder()
+			send, _ := c.holder()
 			for range 20 {
 				for _, to := range all {
 					send(to, suspectType, map[string]any{"Incarnation": incarnation(), "Node": "n3", "From": "n1"})
@@ -87,6 +105,37 @@ func TestHolderOfTheKeyEndsNobody(t *testing.T) {
 			ready(false)
 			ready(true)
 		})
+	}
+}
+
+// Somebody without the key has recorded a packet of a speaker's last life. It counts once, until the speaker contradicts.
+func TestRecordedPacketCountsOnce(t *testing.T) {
+	c := newCluster(t, "n1", "n2", "n3")
+	all := []*speaker{c.start("n1", beating), c.start("n2", beating), c.start("n3", beating)}
+	takePart(t, all...)
+	others, victim := all[:2], all[2]
+	send, again := c.holder()
+	is := func(ready bool) {
+		for _, s := range others {
+			s.wait("n3 publishes", func() bool { r, alive := s.Speakers()["n3"]; return alive && r == ready })
+		}
+	}
+	victim.SetReady(true)
+	is(true)
+	at := victim.options.Address
+	changed := others[0].Changed()
+	send(others[0], aliveType, map[string]any{"Incarnation": 50, "Node": "n3", "Addr": at.Addr().AsSlice(), "Port": at.Port(),
+		"Meta": metadata{session: 7}.encode(memberlist.MetaMaxSize), "Vsn": []byte{1, 5, 2, 0, 0, 0}})
+	<-changed
+	is(true)
+	time.Sleep(time.Second)
+	is(true)
+	for range 100 {
+		for _, s := range others {
+			again(s)
+			require.True(t, s.Speakers()["n3"])
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
