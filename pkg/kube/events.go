@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,15 +32,20 @@ const (
 	// all for five minutes after 25.
 	eventsOnObject       = 250
 	eventsOnObjectPerSec = 0.1
+	// normalTurn is how often a normal Event is next although warnings wait: whoever has warnings all the time would
+	// keep all others' from being written.
+	normalTurn = 4
 )
 
 // Recorder writes Events in the background, from a client of its own and at a bounded rate.
-// Warnings come first, and namespaces take turns. No caller ever waits for an Event, and many
-// Events of one namespace do not delay those of another.
+// Warnings come first, but for one in four Events, and namespaces take turns. No caller ever waits for
+// an Event, and many Events of one namespace do not delay those of another.
 type Recorder struct {
 	client           kubernetes.Interface
 	component        string
 	warnings, normal *eventQueue
+	// taken counts the Events that next has returned.
+	taken int
 }
 
 type event struct {
@@ -57,7 +63,7 @@ func NewRecorder(cfg *rest.Config, component string) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make client for events: %w", err)
 	}
-	return &Recorder{client, component, newEventQueue(), newEventQueue()}, nil
+	return &Recorder{client: client, component: component, warnings: newEventQueue(), normal: newEventQueue()}, nil
 }
 
 // Event queues an Event on the object; it is dropped when too many wait.
@@ -81,12 +87,16 @@ func (r *Recorder) Once(object runtime.Object, eventType, reason, message, id st
 
 // next returns the next Event to write; false: the context has ended.
 func (r *Recorder) next(ctx context.Context) (e event, ok bool) {
+	r.taken++
+	queues := []*eventQueue{r.warnings, r.normal}
+	if r.taken%normalTurn == 0 {
+		slices.Reverse(queues)
+	}
 	for {
-		if e, ok := r.warnings.pop(); ok {
-			return e, true
-		}
-		if e, ok := r.normal.pop(); ok {
-			return e, true
+		for _, q := range queues {
+			if e, ok := q.pop(); ok {
+				return e, true
+			}
 		}
 		select {
 		case <-r.warnings.pushed:

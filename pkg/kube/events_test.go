@@ -28,7 +28,7 @@ func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 		return messages
 	}
 	for _, last := range []string{"first", "second"} {
-		r := &Recorder{client, "lodestone-controller", newEventQueue(), newEventQueue()}
+		r := &Recorder{client: client, component: "lodestone-controller", warnings: newEventQueue(), normal: newEventQueue()}
 		r.Once(svc, corev1.EventTypeNormal, "OwnerChanged", "once", "id")
 		r.Event(svc, corev1.EventTypeNormal, "OwnerChanged", last)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -46,7 +46,7 @@ func TestManyEventsOnOneObjectAreWritten(t *testing.T) {
 	t.Parallel()
 	client := fake.NewClientset()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1"}}
-	r := &Recorder{client, "lodestone-speaker", newEventQueue(), newEventQueue()}
+	r := &Recorder{client: client, component: "lodestone-speaker", warnings: newEventQueue(), normal: newEventQueue()}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
@@ -98,4 +98,27 @@ func TestEventsOfOneNamespaceDelayNoOther(t *testing.T) {
 	require.Empty(t, q.on)
 	require.Empty(t, q.waits)
 	require.Empty(t, q.next)
+}
+
+func TestWarningsDelayNoOthersEvents(t *testing.T) {
+	t.Parallel()
+	r := &Recorder{warnings: newEventQueue(), normal: newEventQueue()}
+	take := func() string {
+		e, ok := r.next(t.Context())
+		require.True(t, ok)
+		return e.object.Namespace
+	}
+	on := func(namespace, name string) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	}
+	r.Event(on("shop", "web"), corev1.EventTypeNormal, "Allocated", "")
+	r.Event(on("shop", "api"), corev1.EventTypeNormal, "Allocated", "")
+	for i := range 100 {
+		r.Event(on("loud", fmt.Sprint(i)), corev1.EventTypeWarning, "PoolExhausted", "")
+	}
+	var first []string
+	for range 2 * normalTurn {
+		first = append(first, take())
+	}
+	require.Equal(t, []string{"loud", "loud", "loud", "shop", "loud", "loud", "loud", "shop"}, first)
 }
