@@ -48,8 +48,7 @@ type discovery struct {
 	log    *slog.Logger
 	found  func() // a link has another router
 
-	open    map[string]*link // owned by the Announcer's Run
-	links   atomic.Pointer[map[string]*link]
+	links   atomic.Pointer[map[string]*link] // by interface; the Announcer's Run replaces the map
 	running sync.WaitGroup
 }
 
@@ -131,30 +130,29 @@ func (c *choice) doubted() bool {
 }
 
 func newDiscovery(ctx context.Context, inside func(func() error) error, log *slog.Logger, found func()) *discovery {
-	d := &discovery{ctx: ctx, inside: inside, log: log, found: found, open: map[string]*link{}}
+	d := &discovery{ctx: ctx, inside: inside, log: log, found: found}
 	d.links.Store(&map[string]*link{})
 	return d
 }
 
 // set listens where a session needs it.
 func (d *discovery) set(sessions map[string]*session) {
-	links := map[string]*link{}
+	before, links := *d.links.Load(), map[string]*link{}
 	for _, s := range sessions {
 		name := s.newest.Peer.Interface
 		if name == "" || links[name] != nil {
 			continue
 		}
-		links[name] = d.open[name]
+		links[name] = before[name]
 		if links[name] == nil {
 			links[name] = d.start(name)
 		}
 	}
-	for name, l := range d.open {
+	for name, l := range before {
 		if links[name] == nil {
 			l.cancel()
 		}
 	}
-	d.open = links
 	d.links.Store(&links)
 }
 
@@ -174,10 +172,13 @@ func (d *discovery) start(name string) *link {
 	return l
 }
 
+// link returns the link of an interface. Nil: no session needs it.
+func (d *discovery) link(name string) *link { return (*d.links.Load())[name] }
+
 // known returns the router on an interface, also while no session with it may be tried;
 // invalid: none was found.
 func (d *discovery) known(name string) netip.Addr {
-	if l := (*d.links.Load())[name]; l != nil {
+	if l := d.link(name); l != nil {
 		return l.router.get()
 	}
 	return netip.Addr{}
@@ -185,7 +186,7 @@ func (d *discovery) known(name string) netip.Addr {
 
 // confirm notes that a session with the router on an interface is established.
 func (d *discovery) confirm(name string, router netip.Addr) {
-	if l := (*d.links.Load())[name]; l != nil {
+	if l := d.link(name); l != nil {
 		l.router.confirm(router)
 	}
 }
@@ -193,7 +194,7 @@ func (d *discovery) confirm(name string, router netip.Addr) {
 // doubt notes that a session with the router on an interface, or an attempt to
 // have one, has ended.
 func (d *discovery) doubt(name string, router netip.Addr) {
-	if l := (*d.links.Load())[name]; l != nil {
+	if l := d.link(name); l != nil {
 		l.router.end(router, time.Now())
 		notify.Wake(l.ask)
 	}
@@ -201,7 +202,7 @@ func (d *discovery) doubt(name string, router netip.Addr) {
 
 // find returns the router on an interface, and waits for it a while.
 func (d *discovery) find(ctx context.Context, name string) (netip.Addr, error) {
-	l := (*d.links.Load())[name]
+	l := d.link(name)
 	if l == nil {
 		return netip.Addr{}, fmt.Errorf("interface %s is being looked at", name)
 	}
