@@ -626,16 +626,20 @@ func shrink(ops []op, layouts []*layout, twins bool) []op {
 	return ops
 }
 
-// TestRandomHistoriesAgainstModel plays a million random steps.
+// TestRandomHistoriesAgainstModel plays a quarter of a million random steps. TestManyRandomHistoriesAgainstModel, which
+// is long, plays others.
 func TestRandomHistoriesAgainstModel(t *testing.T) {
-	const seeds, steps = 200, 5000
-	for part := range 4 {
+	playSeeds(t, 0, fewSeeds)
+}
+
+const fewSeeds, manySeeds = 50, 200
+
+func playSeeds(t *testing.T, from, to int) {
+	const steps, parts = 5000, 4
+	for part := range parts {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			for seed := part; seed < seeds; seed += 4 {
-				if testing.Short() && seed >= 20 {
-					break
-				}
+			for seed := from + part; seed < to; seed += parts {
 				playSeed(t, uint64(seed), steps)
 			}
 		})
