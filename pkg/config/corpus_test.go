@@ -255,12 +255,18 @@ func TestLargeDocumentsDoNotHang(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Documents that took YAML parsers long in the past.
+// Documents that took YAML parsers long in the past. TestLargestHostileDocumentsDoNotHang, which is long, has them as large
+// as they can be.
 func TestHostileDocumentsDoNotHang(t *testing.T) {
+	parseHostile(t, MaxSize/4)
+}
+
+func parseHostile(t *testing.T, size int) {
+	t.Helper()
 	for _, unit := range []string{"[", "{", "- ", "? ", "'", "\"", "a: ", "a:\n", "*a ", "&a ", "!!str ", "#\n", "|\n", "a,", "\t",
 		"%", "---\n", "a: &a [*a]\n"} {
 		for _, text := range [][]byte{
-			bytes.Repeat([]byte(unit), (MaxSize-len(header))/len(unit)),
+			bytes.Repeat([]byte(unit), (size-len(header))/len(unit)),
 			slices.Concat([]byte(header), bytes.Repeat([]byte(unit), 60_000/len(unit))),
 		} {
 			_, err := Parse(text)

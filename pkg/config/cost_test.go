@@ -18,3 +18,7 @@ func TestCostGrowsWithTheDocument(t *testing.T) {
 		}
 	}
 }
+
+func TestLargestHostileDocumentsDoNotHang(t *testing.T) {
+	parseHostile(t, MaxSize)
+}
