@@ -64,13 +64,14 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 
 # All write events for testsum to standard output. A node without processor time
 # loses packets, so the stories, which count them, have the machine for themselves, with
-# a lab in each place; the other end-to-end tests run four packages at a time, the
-# longest ones first. They build Lodestone themselves. A third package of unit tests runs while two
-# wait, and the longest one is first; what makes releases compresses much, and has
-# no goroutines to race. `make vet` vets, and a debugger's symbols would take a
-# third of the time that linking takes.
+# a lab in each place; the other end-to-end tests run four packages at a time. They
+# build Lodestone themselves. A third package of unit tests runs while two wait, with
+# four of its tests at a time. The longest packages are first, so that no processor is
+# idle at the end. What makes releases compresses much, and has no goroutines to race.
+# `make vet` vets, and a debugger's symbols would take a third of the time that linking
+# takes.
 TEST = go test -json -count=1 -vet=off -ldflags='-s -w'
-UNIT = CGO_ENABLED=1 $(TEST) -race -p 3 -timeout 60m $(ARGS) ./speaker/direct ./...
+UNIT = CGO_ENABLED=1 $(TEST) -race -p 3 -parallel 4 -timeout 60m $(ARGS) ./speaker/direct ./test/world ./speaker/membership ./...
 E2ETESTS = cd $(E2E); status=0; $(TEST) -timeout 90m $(ARGS) ./scenarios || status=1; \
 	$(TEST) -p 4 -parallel 4 -timeout 90m $(ARGS) ./fleet ./tutorial ./apiservers ./lab $$(go list ./... | grep -v /scenarios$$) || status=1; exit $$status
 RELEASETESTS = cd $(RELEASE) && $(TEST) $(ARGS) ./...
