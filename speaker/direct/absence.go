@@ -30,7 +30,7 @@ type absences struct {
 }
 
 // absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up: first it has rules
-// for its own endpoints. It is heard if its speaker was when it was lost last.
+// for its own endpoints. heard is set if it was lost last although its speaker was heard.
 type absence struct {
 	since, last  time.Time
 	heard, joins bool

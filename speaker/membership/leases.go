@@ -104,10 +104,9 @@ func (l *leases) listed(node string) (at netip.AddrPort, listed bool) {
 	if err != nil || !listed {
 		return netip.AddrPort{}, false
 	}
-	return unmapped(of.(*lease).Address), true
+	at = of.(*lease).Address
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), true
 }
-
-func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
 // keep returns what the store keeps of a Lease.
 func (l *leases) keep(of *coordinationv1.Lease) *lease {

@@ -24,7 +24,7 @@ type plane struct {
 	off        int           // how many faults have the node without power
 	crashed    time.Duration // when it lost its power last
 	on         time.Duration // when it got it again
-	ruled      time.Duration // when it had rules then
+	ruled      time.Duration // when it had rules again
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
 	proxied    map[netip.AddrPort]*proxied
