@@ -130,7 +130,7 @@ func (l liar) WriteTo(b []byte, address string) (time.Time, error) {
 }
 
 // A speaker has no power. Whoever has the key publishes in its name that it is alive, all the time, so that memberlist never
-// takes it for dead. It counts for some seconds of ten minutes, until the others miss its heartbeats, or not at all.
+// takes it for dead. It counts for some seconds of three minutes, until the others miss its heartbeats, or not at all.
 func TestSpeakerThatOthersSpeakFor(t *testing.T) {
 	t.Parallel()
 	for name, session := range map[string]func(i int) uint64{
@@ -154,7 +154,7 @@ func TestSpeakerThatOthersSpeakFor(t *testing.T) {
 				sender := guard.New(liar{s.ends[lost.options.Address.String()]}, lost.ring.gossipKeys, func() {})
 				var counted, since time.Duration
 				var watched []watch.Member
-				const step, lasts = 250 * time.Millisecond, 10 * time.Minute
+				const step, lasts = 250 * time.Millisecond, 3 * time.Minute
 				for i := range int(lasts / step) {
 					b := bytes.NewBuffer([]byte{aliveType})
 					require.NoError(t, codec.NewEncoder(b, &codec.MsgpackHandle{}).Encode(map[string]any{
