@@ -89,7 +89,8 @@ func NewPlanner(node string) *Planner {
 	p := &Planner{
 		node: node, services: map[string]*Service{}, view: newView(Snapshot{}), router: newRouter(node), connections: newConnections(),
 		plan: Plan{Layer2: map[netip.Addr]Layer2{}, Silent: map[netip.Addr]Silence{}, Limits: map[LimitKey]Limit{},
-			LimitErrs: map[string]error{}, Forwarding: &Forwarding{}},
+			LimitErrs:  map[string]error{},
+			Forwarding: &Forwarding{Nodes: map[string][]netip.Addr{}, Lost: map[string]bool{}, Heard: map[string]bool{}}},
 		stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
 		kept: map[uint16]int{}, owners: map[netip.Addr]string{},
 	}
