@@ -45,7 +45,7 @@ type KubeProxy struct {
 
 	mu      sync.Mutex
 	healthy bool
-	sick    bool // it answers so itself
+	sick    bool // it reports that itself
 	status  string
 	answers bool
 	known   bool // whether there is a kube-proxy

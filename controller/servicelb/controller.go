@@ -263,7 +263,9 @@ func (c *Controller) enqueue(before, obj any, gone bool) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
 	if ok2 {
-		c.ledger.seeForeign(svc, gone)
+		c.ledger.mu.Lock()
+		c.ledger.ledger.SeeForeign(svc, gone)
+		c.ledger.close()
 	}
 	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
 		c.queue.Add(ledger.NameOf(svc))

@@ -108,10 +108,11 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.ledger.now()))); err != nil {
 		return err
 	}
-	c.forget(name, uid)
-	if current, err := c.get(name); err == nil && want.keepIngress {
-		c.ledger.seeForeign(current, false) // what it held and still shows is in use
+	var shows *corev1.Service
+	if want.keepIngress {
+		shows, _ = c.get(name) //nolint:errcheck // it may be gone
 	}
+	c.forget(name, uid, shows)
 	return nil
 }
 
@@ -121,15 +122,19 @@ func (c *Controller) release(ctx context.Context, name, uid string) error {
 	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
-	c.forget(name, uid)
+	c.forget(name, uid, nil)
 	return nil
 }
 
-// forget takes back what the Service holds, or only this incarnation of it.
-func (c *Controller) forget(name, uid string) {
+// forget takes back what the Service holds, or only this incarnation of it. What it still shows is in use: nobody else
+// gets it in between. Nil: it shows nothing.
+func (c *Controller) forget(name, uid string, shows *corev1.Service) {
 	c.repairs.forget(name)
 	l, now := c.ledger.open()
 	freed := l.Release(name, uid, now)
+	if shows != nil {
+		l.SeeForeign(shows, false)
+	}
 	c.ledger.close()
 	if freed {
 		c.Log.Info("addresses released", "service", name)

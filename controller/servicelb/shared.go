@@ -53,13 +53,6 @@ func (s *sharedLedger) close() {
 	}
 }
 
-// seeForeign records what a Service of another load balancer shows, or that it is gone.
-func (s *sharedLedger) seeForeign(svc *corev1.Service, gone bool) {
-	s.mu.Lock()
-	defer s.close()
-	s.ledger.SeeForeign(svc, gone)
-}
-
 // departing returns the addresses that go into quarantine once the Service has given them back.
 func (s *sharedLedger) departing(name, uid string) []quarantine.Record {
 	l, now := s.open()

@@ -317,7 +317,7 @@ func (d *Director) apply() error {
 	return nil
 }
 
-// summary returns what the log has of the rules.
+// summary is what the log has of the rules.
 type summary struct {
 	services, draining, tables, neighbours int
 	closed                                 string // nodes that take no new connections of some Service

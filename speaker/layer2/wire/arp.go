@@ -64,7 +64,7 @@ func (ARP) Parse(frame []byte) (Message, bool) {
 		m.Asks = p.TargetIP
 		return m, true
 	case arppacket.OperationReply:
-		// To a probe it has 0.0.0.0, and to an announcement the address in question.
+		// An answer to a probe is for 0.0.0.0, and an announcement for the address itself.
 		m.Answers = !m.To.Group() && !p.TargetIP.IsUnspecified() && p.TargetIP != p.SenderIP
 		return m, true
 	}
