@@ -242,7 +242,7 @@ func TestReportsOfManySpeakers(t *testing.T) {
 				sessions[i].change(func() { s.sessions = to })
 			}
 		}
-		// most returns how many are written, and how many of them within a second at most.
+		// most returns how many are written, and how many of them within half a minute at most.
 		most := func(d time.Duration) (written, within int) {
 			time.Sleep(d)
 			synctest.Wait()
@@ -251,7 +251,7 @@ func TestReportsOfManySpeakers(t *testing.T) {
 			for i := range writes {
 				n := 0
 				for _, w := range writes[i:] {
-					if w.Sub(writes[i]) < time.Second {
+					if w.Sub(writes[i]) < 30*time.Second {
 						n++
 					}
 				}
@@ -265,9 +265,9 @@ func TestReportsOfManySpeakers(t *testing.T) {
 
 		set(down)
 		written, within := most(5 * time.Minute)
-		t.Logf("a router is gone: %d of %d Leases, %d within a second", written, here, within)
+		t.Logf("a router is gone: %d of %d Leases, %d within half a minute", written, here, within)
 		assert.Equal(t, here, written)
-		assert.LessOrEqual(t, within, here/10)
+		assert.LessOrEqual(t, within, here*7/10, "a random spread has 12, or some more")
 
 		set(up)
 		time.Sleep(5 * time.Minute)
