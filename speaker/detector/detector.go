@@ -4,6 +4,7 @@
 //	detector.go  Task: which members there are, and what it has found out
 //	loop.go      what has arrived, what is due, and how to wait
 //	socket.go    the sockets, on a UDP port that is shared with memberlist
+//	alarm.go     a clock and a socket that Go's runtime waits for as one
 //	receive.go   reads many packets at once, with the times at which the kernel got them
 //
 // One goroutine does all, and neither another one nor an allocation is spent on a packet. It wakes once per interval, sends its
@@ -105,7 +106,7 @@ func (t *Task) Run(ctx context.Context) error {
 	restore, err := realtime.Lock()
 	if err != nil {
 		t.options.Log.Debug("the failure detector runs at normal priority", "err", err)
-		return t.loop(ctx, t.park)
+		return t.loop(ctx, t.sockets.alarm.wait)
 	}
 	defer restore()
 	t.realTime = true

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,21 +55,6 @@ func (t *Task) poll(deadline time.Time) error {
 	fds := [...]unix.PollFd{{Fd: int32(t.sockets.urgent.fd), Events: unix.POLLIN}}
 	timeout := unix.NsecToTimespec(max(0, time.Until(deadline).Nanoseconds()))
 	if _, err := unix.Ppoll(fds[:], &timeout, nil); err != nil && !errors.Is(err, unix.EINTR) {
-		return fmt.Errorf("wait for heartbeats: %w", err)
-	}
-	return nil
-}
-
-// park waits as goroutines do: until that time, or until there is an urgent packet.
-func (t *Task) park(deadline time.Time) error {
-	err := t.sockets.file.SetReadDeadline(deadline)
-	if err == nil {
-		err = t.sockets.conn.Read(func(fd uintptr) bool {
-			_, err := raw(unix.SYS_RECVFROM, int(fd), nil, 0, unix.MSG_PEEK|unix.MSG_DONTWAIT, nil, 0)
-			return err != unix.EAGAIN
-		})
-	}
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("wait for heartbeats: %w", err)
 	}
 	return nil

@@ -61,9 +61,7 @@ type sockets struct {
 	beats, urgent socket
 	to4           unix.RawSockaddrInet4
 	to6           unix.RawSockaddrInet6
-	// The urgent socket as Go's runtime waits for it.
-	file *os.File
-	conn syscall.RawConn
+	alarm         *alarm
 }
 
 // listen opens the sockets on the port of memberlist's.
@@ -79,10 +77,9 @@ func listen(at netip.AddrPort) (*sockets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for heartbeats on %s: %w", at, err)
 	}
-	s.file = os.NewFile(uintptr(s.urgent.fd), "heartbeats")
-	if s.conn, err = s.file.SyscallConn(); err != nil {
-		s.close()
-		return nil, fmt.Errorf("listen for heartbeats on %s: %w", at, err)
+	if s.alarm, err = newAlarm(s.urgent.fd); err != nil {
+		_, _ = unix.Close(s.beats.fd), unix.Close(s.urgent.fd)
+		return nil, err
 	}
 	return s, nil
 }
@@ -149,5 +146,6 @@ func raw(call uintptr, fd int, buffer unsafe.Pointer, size, flags int, name unsa
 
 func (s *sockets) close() {
 	_ = unix.Close(s.beats.fd)
-	_ = s.file.Close()
+	_ = unix.Close(s.urgent.fd)
+	s.alarm.close()
 }

@@ -35,8 +35,12 @@ type contender struct {
 	idle                     []time.Duration // time on processors of each speaker in idleTime
 }
 
-// idleTime is how long it is looked what speakers take while nothing happens.
-const idleTime = time.Minute
+const (
+	// idleTime is how long it is looked what speakers take while nothing happens.
+	idleTime = time.Minute
+	// settling is the time that a cluster is given after something has happened.
+	settling = 30 * time.Second
+)
 
 // besideMetalLB measures MetalLB and Lodestone, each with its defaults and without
 // the other, by turns in one lab.
@@ -206,6 +210,9 @@ func (c *contender) traffic(ctx context.Context) error {
 
 // loseOwner measures one loss of the node that owns the VIP.
 func (c *contender) loseOwner(ctx context.Context, vip netip.Addr) error {
+	if err := lodestone.Wait(ctx, "one speaker answers", func() error { return c.OneAnswerer(ctx, vip.String()) }); err != nil {
+		return err
+	}
 	loss, err := c.CutOwner(ctx, netip.AddrPortFrom(vip, 80))
 	if err != nil {
 		return err
@@ -218,7 +225,7 @@ func (c *contender) loseOwner(ctx context.Context, vip netip.Addr) error {
 	return errors.Join(
 		c.Label(ctx, loss.Old, label, "true"), c.Label(ctx, loss.Old, label, ""),
 		c.Moved(ctx, vip.String(), loss.Old, true),
-		lodestone.Wait(ctx, "one speaker answers", func() error { return c.OneAnswerer(ctx, vip.String()) }),
+		pause(ctx, settling), // while speakers of MetalLB find each other again, nobody may answer for seconds
 	)
 }
 
@@ -234,7 +241,6 @@ func (c *contender) restartSpeakers(ctx context.Context) error {
 
 // rest measures what the speakers take of a processor while 100 VIPs are there and nothing happens.
 func (c *contender) rest(ctx context.Context) error {
-	const settling = 30 * time.Second
 	if err := c.configure(ctx, "198.19.0.0/18"); err != nil {
 		return err
 	}
