@@ -14,10 +14,10 @@ func TestAlarm(t *testing.T) {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer conn.Close()
-	raw, err := conn.(*net.UDPConn).SyscallConn()
+	socket, err := conn.(*net.UDPConn).SyscallConn()
 	require.NoError(t, err)
 	var a *alarm
-	require.NoError(t, raw.Control(func(fd uintptr) { a, err = newAlarm(int(fd)) }))
+	require.NoError(t, socket.Control(func(fd uintptr) { a, err = newAlarm(int(fd)) }))
 	require.NoError(t, err)
 	defer a.close()
 	wait := func(d time.Duration) time.Duration {
