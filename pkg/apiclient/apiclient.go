@@ -71,7 +71,7 @@ func Use(config *rest.Config) (*Transport, error) {
 		return nil, fmt.Errorf("read address of the API server %q: %w", config.Host, err)
 	}
 	config.Host = base.String() // its scheme depends on the settings of TLS
-	config.Transport, config.TLSClientConfig = t.http, rest.TLSClientConfig{}
+	config.Transport, config.TLSClientConfig = rewound{t.http}, rest.TLSClientConfig{}
 	return t, nil
 }
 

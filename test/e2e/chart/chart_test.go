@@ -199,6 +199,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"config.peers=tor", "peers"},
 		{"monitoring.prometheusRule.runbooks=docs/", "runbooks"},
 		{"monitoring.prometheusRule.enabled=true,monitoring.prometheusRule.runbooks=null", "upgrade with --reset-then-reuse-values"},
+		{"flowControl=null", "upgrade with --reset-then-reuse-values"},
 		{"controller=null", "missing property 'controller'"},
 		{"existingConfigMap=My_Config", "existingConfigMap"},
 		{"membership.key=secret", "key"},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -36,6 +37,9 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	s.holds("later", deleted)
 	s.eventually("it answers", func() error { return s.reachTCP(deleted) })
 
+	for i := range 500 { // etcd counts changes, and clients ask for what came after the last one that they know
+		s.change("later", annotated("example.com/change", strconv.Itoa(i)))
+	}
 	s.losesNothing([]string{stays}, restore)
 	s.eventually("the Services are those of the backup", func() error {
 		list, err := s.Kube.CoreV1().Services(s.namespace).List(s.ctx, metav1.ListOptions{})
