@@ -51,7 +51,7 @@ func run(ctx context.Context) (code int) {
 		if err != nil {
 			return 1 // the command has printed why
 		}
-	case <-ctx.Done():
+	case <-p.stopped.Done():
 	}
 	p.end()
 	return 0

@@ -45,7 +45,7 @@ type process struct {
 	// stopped ends when the process is to stop. working ends then, too, and when the lease is
 	// lost.
 	stopped, working context.Context
-	cancel           context.CancelFunc
+	stop, cancel     context.CancelFunc
 	// mu guards what is running; end keeps it.
 	mu    sync.Mutex
 	tasks errgroup.Group
@@ -54,6 +54,7 @@ type process struct {
 
 	election    *election
 	log         *slog.Logger
+	api         *apiclient.Transport
 	client      kubernetes.Interface
 	config      *kube.ConfigWatcher
 	facts       *clusterfacts.Watcher
@@ -69,8 +70,9 @@ type process struct {
 }
 
 func newProcess(stopped context.Context) *process {
-	p := &process{stopped: stopped}
-	p.working, p.cancel = context.WithCancel(stopped)
+	p := &process{}
+	p.stopped, p.stop = context.WithCancel(stopped)
+	p.working, p.cancel = context.WithCancel(p.stopped)
 	return p
 }
 
@@ -107,7 +109,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 		p.fatal(errors.New("--controllers enables service-lb-controller, which serves only Services without a class, and " +
 			"--handle-classless=false excludes these: remove one of the two"))
 	}
-	err := connect(c)
+	err := p.connect(c)
 	p.fatal(err)
 	objects.Share(c.SharedInformers, p.scope.Covers)
 	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
@@ -155,8 +157,8 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 
 // connect makes clients notice soon that an API server is gone. These are all clients that are
 // made later, and that of the informers, which the framework has made already.
-func connect(c *config.CompletedConfig) error {
-	if _, err := apiclient.Use(c.Kubeconfig); err != nil {
+func (p *process) connect(c *config.CompletedConfig) (err error) {
+	if p.api, err = apiclient.Use(c.Kubeconfig); err != nil {
 		return err
 	}
 	client, err := kubernetes.NewForConfig(rest.AddUserAgent(c.Kubeconfig, "shared-informers"))
@@ -209,4 +211,17 @@ func (p *process) startLeading() {
 	p.start(p.services.Run)
 	p.start(p.config.Keep)
 	p.start(p.poolStatus.Run)
+	p.start(p.endAfterARestore)
+}
+
+// endAfterARestore stops the process when etcd was restored from a backup: the next leader reads what each Service has had
+// then, as after any start, while this one would take Services that are back for new ones.
+func (p *process) endAfterARestore(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-p.api.Rewound():
+		p.log.Error("etcd has an older version than before: it was restored from a backup. This replica ends, and the next leader reads all anew")
+		p.stop()
+	}
+	return nil
 }

@@ -53,6 +53,10 @@ type Transport struct {
 	config *rest.Config // as it was given
 	http   *http.Transport
 
+	// rewound is closed by detected.
+	rewound  chan struct{}
+	detected func()
+
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // that are open
 }
@@ -71,7 +75,7 @@ func Use(config *rest.Config) (*Transport, error) {
 		return nil, fmt.Errorf("read address of the API server %q: %w", config.Host, err)
 	}
 	config.Host = base.String() // its scheme depends on the settings of TLS
-	config.Transport, config.TLSClientConfig = rewound{t.http}, rest.TLSClientConfig{}
+	config.Transport, config.TLSClientConfig = rewound{t.http, t.detected}, rest.TLSClientConfig{}
 	return t, nil
 }
 
@@ -84,7 +88,8 @@ func newTransport(config *rest.Config) (*Transport, error) {
 	if config.Proxy != nil {
 		proxy = config.Proxy
 	}
-	t := &Transport{config: config, conns: map[net.Conn]struct{}{}}
+	t := &Transport{config: config, conns: map[net.Conn]struct{}{}, rewound: make(chan struct{})}
+	t.detected = sync.OnceFunc(func() { close(t.rewound) })
 	t.http = &http.Transport{
 		Proxy: proxy, DialContext: t.dial, DialTLSContext: t.dialTLS,
 		TLSClientConfig: settings, TLSHandshakeTimeout: attemptTimeout, // of connections by way of a proxy
@@ -93,6 +98,9 @@ func newTransport(config *rest.Config) (*Transport, error) {
 	}
 	return t, nil
 }
+
+// Rewound is closed once etcd has an older version than before, because it was restored from a backup.
+func (t *Transport) Rewound() <-chan struct{} { return t.rewound }
 
 // Ask returns nil if an API server answers over the connections that all requests use. Any
 // answer counts.

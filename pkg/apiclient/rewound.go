@@ -9,22 +9,29 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// maxStatus is how much of an API server's refusal is read.
-const maxStatus = 64 << 10
+// maxAnswer is how much of an API server's answer is read: a refusal, or a list of one object.
+const maxAnswer = 8 << 20
 
-// rewound refuses watches from a version that the API server has not reached: etcd was restored from a backup. The API server
-// itself takes them, and sends nothing until it gets there, so that whatever changes meanwhile would never be seen. Who watches
-// lists anew instead, as after any other refusal of its version.
-type rewound struct{ http.RoundTripper }
+// rewound answers that a version is over if the API server has not reached it: etcd was restored from a backup. Whoever asked
+// forgets the version, and lists anew. The API server itself takes a watch from such a version, and sends nothing until it
+// gets there, so that what changes meanwhile is never seen. A list it refuses, and client-go asks for that ten times more.
+type rewound struct {
+	http.RoundTripper
+	detected func() // it is sure, and not only that an API server lags behind
+}
 
-// RoundTrip asks for a list of one object before a watch, because an API server refuses to list from such a version.
+// RoundTrip asks for a list of one object before a watch.
 func (t rewound) RoundTrip(r *http.Request) (*http.Response, error) {
 	query := r.URL.Query()
 	from := query.Get("resourceVersion")
-	if query.Get("watch") == "" || from == "" || from == "0" || query.Get("sendInitialEvents") != "" {
+	if r.Method != http.MethodGet || from == "" || from == "0" {
 		return t.RoundTripper.RoundTrip(r) //nolint:wrapcheck // it stands in its place
+	}
+	if query.Get("watch") == "" || query.Get("sendInitialEvents") != "" {
+		return t.ask(r)
 	}
 	for _, key := range []string{"watch", "allowWatchBookmarks", "timeoutSeconds"} {
 		query.Del(key)
@@ -33,27 +40,63 @@ func (t rewound) RoundTrip(r *http.Request) (*http.Response, error) {
 	query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
 	list := r.Clone(r.Context())
 	list.URL.RawQuery = query.Encode()
-	list.Header.Set("Accept", "application/json")
+	answer, err := t.ask(list)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		return answer, err
+	}
+	answer.Body.Close()
+	return t.RoundTripper.RoundTrip(r) //nolint:wrapcheck // as above
+}
+
+// ask returns the answer, which is another one if the version is refused.
+func (t rewound) ask(r *http.Request) (*http.Response, error) {
+	answer, err := t.RoundTripper.RoundTrip(r)
+	if err != nil || answer.StatusCode != http.StatusGatewayTimeout {
+		return answer, err //nolint:wrapcheck // as above
+	}
+	body, err := read(answer)
+	if err != nil {
+		return nil, fmt.Errorf("read why the API server refuses: %w", err)
+	}
+	if bytes.Contains(body, []byte(metav1.CauseTypeResourceVersionTooLarge)) { // in JSON and protobuf alike
+		if t.isBehind(r) {
+			t.detected()
+		}
+		expired := apierrors.NewResourceExpired("the API server has not reached this version").Status()
+		expired.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+		if body, err = json.Marshal(expired); err != nil {
+			return nil, fmt.Errorf("refuse a version: %w", err)
+		}
+		answer.StatusCode, answer.Status = http.StatusGone, "410 Gone"
+		answer.Header = http.Header{"Content-Type": {"application/json"}}
+	}
+	answer.Body, answer.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return answer, nil
+}
+
+// isBehind reports whether etcd's own version is older than the one that was asked for.
+func (t rewound) isBehind(r *http.Request) bool {
+	query := r.URL.Query()
+	from := query.Get("resourceVersion")
+	query.Del("resourceVersion")
+	query.Del("resourceVersionMatch")
+	query.Set("limit", "1")
+	list := r.Clone(r.Context())
+	list.URL.RawQuery = query.Encode()
+	list.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
 	answer, err := t.RoundTripper.RoundTrip(list)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // as above
+		return false
 	}
+	var all metav1.PartialObjectMetadataList
+	if body, err := read(answer); err != nil || answer.StatusCode != http.StatusOK || json.Unmarshal(body, &all) != nil {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(all.ResourceVersion, from)
+	return err == nil && order < 0
+}
+
+func read(answer *http.Response) ([]byte, error) {
 	defer answer.Body.Close()
-	var refusal apierrors.StatusError
-	if answer.StatusCode < http.StatusBadRequest ||
-		json.NewDecoder(io.LimitReader(answer.Body, maxStatus)).Decode(&refusal.ErrStatus) != nil ||
-		!apierrors.HasStatusCause(&refusal, metav1.CauseTypeResourceVersionTooLarge) {
-		return t.RoundTripper.RoundTrip(r) //nolint:wrapcheck // as above
-	}
-	expired := apierrors.NewResourceExpired(refusal.ErrStatus.Message).Status()
-	expired.TypeMeta = refusal.ErrStatus.TypeMeta
-	body, err := json.Marshal(expired)
-	if err != nil {
-		return nil, fmt.Errorf("refuse a watch from version %s: %w", from, err)
-	}
-	return &http.Response{
-		Status: "410 Gone", StatusCode: http.StatusGone, Proto: answer.Proto, ProtoMajor: answer.ProtoMajor, ProtoMinor: answer.ProtoMinor,
-		Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(body)),
-		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
-	}, nil
+	return io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 }

@@ -48,6 +48,7 @@ func (s *revisions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mu.Unlock()
 		tooLarge := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", from, current), 1)
 		tooLarge.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}
+		w.Header().Set("Retry-After", "1")
 		refuse(w, tooLarge.Status())
 	default:
 		s.mu.Unlock()
@@ -107,11 +108,17 @@ func TestWatchesAfterARestore(t *testing.T) {
 	}
 	disconnect()
 	knows("100", 2)
+	select {
+	case <-transport.Rewound():
+		require.Fail(t, "nothing has changed")
+	default:
+	}
 	s.mu.Lock()
 	s.current = 50
 	s.mu.Unlock()
 	disconnect()
 	knows("50", 3)
+	<-transport.Rewound()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	assert.Equal(t, map[string]int{"100": 2, "50": 1}, s.asked)
