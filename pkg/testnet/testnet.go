@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -54,7 +56,12 @@ func NewHost(t testing.TB, name string) *Host {
 		t.Fatal(err)
 	}
 	h := &Host{Name: fmt.Sprintf("%s%s-%d-%s-%d", prefix, name, os.Getpid(), start, sequence.Add(1)), t: t}
-	err = onThread(func() (err error) { h.handle, err = netns.NewNamed(h.Name); return err })
+	err = onThread(func() (err error) {
+		if h.handle, err = netns.NewNamed(h.Name); err != nil {
+			return err
+		}
+		return up("lo")
+	})
 	if err != nil {
 		t.Fatalf("create namespace %s: %v", h.Name, err)
 	}
@@ -64,8 +71,17 @@ func NewHost(t testing.TB, name string) *Host {
 		}
 		h.handle.Close()
 	})
-	h.Run("ip", "link", "set", "lo", "up")
 	return h
+}
+
+// up brings an interface of the thread's namespace up. Here and below the kernel is asked without ip(8): tests make
+// thousands of interfaces, and a program takes ten times as long to start.
+func up(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(link)
 }
 
 // Handle returns the namespace, valid until the test ends.
@@ -99,12 +115,60 @@ func (h *Host) Run(name string, args ...string) string {
 	return string(out)
 }
 
+// must is Do for what cannot fail.
+func (h *Host) must(what string, f func() error) {
+	h.t.Helper()
+	if err := h.Do(f); err != nil {
+		h.t.Fatalf("%s: %s: %v", h.Name, what, err)
+	}
+}
+
+// Address gives an interface addresses with their prefix lengths, without duplicate address detection.
+func (h *Host) Address(name string, addrs ...string) {
+	h.t.Helper()
+	h.must("address "+name, func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		for _, text := range addrs {
+			addr, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			if addr.Broadcast = net.IPv4zero; addr.IP.To4() == nil { // that is none
+				addr.Flags = unix.IFA_F_NODAD
+			}
+			if err := netlink.AddrAdd(link, addr); err != nil {
+				return fmt.Errorf("%s: %w", text, err)
+			}
+		}
+		return nil
+	})
+}
+
 // Connect lays a cable between two hosts and brings both ends up.
 func Connect(a *Host, aName string, b *Host, bName string) {
 	a.t.Helper()
-	a.Run("ip", "link", "add", aName, "type", "veth", "peer", "name", bName, "netns", b.Name)
-	a.Run("ip", "link", "set", aName, "up")
-	b.Run("ip", "link", "set", bName, "up")
+	connect(a, aName, b, bName, "")
+}
+
+// connect is Connect with the end on the first host a port of a bridge, if one is named.
+func connect(a *Host, aName string, b *Host, bName, bridge string) {
+	a.t.Helper()
+	a.must("connect "+aName, func() error {
+		cable := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: bName, PeerNamespace: netlink.NsFd(b.handle)}
+		cable.Name, cable.Flags = aName, net.FlagUp
+		if bridge != "" {
+			master, err := netlink.LinkByName(bridge)
+			if err != nil {
+				return err
+			}
+			cable.MasterIndex = master.Attrs().Index
+		}
+		return netlink.LinkAdd(cable)
+	})
+	b.must("connect "+bName, func() error { return up(bName) })
 }
 
 // Segment is a switch with hosts.
@@ -127,8 +191,7 @@ func NewSegment(t testing.TB, n int) *Segment {
 	for i := 1; i <= n; i++ {
 		h := NewHost(t, "h"+strconv.Itoa(i))
 		s.Plug(h, "eth0")
-		h.Run("ip", "addr", "add", fmt.Sprintf("198.18.0.%d/24", i), "dev", "eth0")
-		h.Run("ip", "addr", "add", fmt.Sprintf("2001:db8::%x/64", i), "dev", "eth0", "nodad")
+		h.Address("eth0", fmt.Sprintf("198.18.0.%d/24", i), fmt.Sprintf("2001:db8::%x/64", i))
 		s.Hosts = append(s.Hosts, h)
 	}
 	return s
@@ -140,8 +203,7 @@ func (s *Segment) Plug(h *Host, name string) (port string) {
 	h.t.Helper()
 	s.ports++
 	port = "p" + strconv.Itoa(s.ports)
-	Connect(s.Switch, port, h, name)
-	s.Switch.Run("ip", "link", "set", port, "master", "br0")
+	connect(s.Switch, port, h, name, "br0")
 	return port
 }
 

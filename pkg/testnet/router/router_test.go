@@ -19,6 +19,9 @@ func TestFRR(t *testing.T) {
 	f.Show("show bgp vrf default json", &global)
 	require.Equal(t, "198.18.0.9", global.RouterID)
 
+	_, err := f.ask("bgpd", "configure terminal", "router bgp nonsense", "bgp router-id 198.18.0.7")
+	require.ErrorContains(t, err, `"router bgp nonsense"`)
+
 	f.Kill()
 	f.Start()
 	f.Show("show bgp vrf default json", &global)
