@@ -58,8 +58,16 @@ func (n *node) announcedTwice(vips int) {
 func settled(t *testing.T, h *testnet.Host, name string) {
 	t.Helper()
 	eventually(t, "settled: "+name, func() bool {
-		out := h.Run("ip", "-6", "addr", "show", "dev", name, "scope", "link")
-		return strings.Contains(out, "fe80:") && !strings.Contains(out, "tentative")
+		var addrs []netlink.Addr
+		require.NoError(t, h.Do(func() error {
+			link, err := netlink.LinkByName(name)
+			if err == nil {
+				addrs, err = netlink.AddrList(link, netlink.FAMILY_V6)
+			}
+			return err
+		}))
+		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool { return !a.IP.IsLinkLocalUnicast() })
+		return len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Flags&unix.IFA_F_TENTATIVE != 0 })
 	})
 }
 
