@@ -286,16 +286,18 @@ func present(all []plan.Backend, peers map[string]neighbour, self, missedBy stri
 func (t table) at(self string, peers map[string]neighbour) *buckets {
 	n := max(1, len(t))
 	r := &buckets{make([]hop, n), make([]hop, n), make([]bool, n), make([]bool, n)}
-	silent := func(node string) bool { return peers[node].silent }
-	to := func(node string) hop {
-		if node == "" || node == self || silent(node) {
-			return hop{}
+	to, silent := map[string]hop{}, map[string]bool{}
+	for name, p := range peers {
+		if p.silent {
+			silent[name] = true
+		} else if name != self {
+			to[name] = hop{p.addr, uint32(p.device)}
 		}
-		return hop{peers[node].addr, uint32(peers[node].device)}
 	}
+	isSilent := func(node string) bool { return silent[node] }
 	for i, b := range t {
-		r.open[i], r.next[i] = to(b.open), to(t.after(i, self, silent))
-		r.held[i], r.waits[i] = silent(b.open), slices.ContainsFunc(b.ring, silent)
+		r.open[i], r.next[i] = to[b.open], to[t.after(i, self, isSilent)]
+		r.held[i], r.waits[i] = silent[b.open], slices.ContainsFunc(b.ring, isSilent)
 	}
 	return r
 }

@@ -3,6 +3,7 @@ package direct
 import (
 	"cmp"
 	"hash/fnv"
+	"math/bits"
 	"slices"
 	"strconv"
 
@@ -59,19 +60,35 @@ func newTable(backends []plan.Backend, size int) table {
 	if len(backends) == 0 {
 		return nil
 	}
-	part := partOf(backends)
-	t, scores := make(table, size), make([]score, len(backends))
-	keys := make([][]uint64, len(backends))
+	part, orders := partOf(backends), make([][]order, len(backends))
 	for i, b := range backends {
 		for slot := range share(b.Open+b.Draining, part) {
-			keys[i] = append(keys[i], slotKey(b.Node, slot))
+			orders[i] = append(orders[i], newOrder(b.Node, slot, size))
 		}
 	}
+	t, rings, ring := make(table, size), make([]string, 0, size*min(len(backends), maxRing)), make([]score, 0, maxRing)
 	for i := range t {
+		best := score{open: worst, any: worst}
+		ring = ring[:0] // the best maxRing so far, in order: to sort all would cost more
 		for node, b := range backends {
-			scores[node] = rank(uint32(i), uint32(size), keys[node], share(b.Open, part), node)
+			s := rank(uint32(i), orders[node], share(b.Open, part), node)
+			if node == 0 || s.open < best.open || s.open == best.open && s.any < best.any {
+				best = s
+			}
+			at := len(ring)
+			for at > 0 && s.any < ring[at-1].any {
+				at--
+			}
+			if at < maxRing {
+				ring = slices.Insert(ring[:min(len(ring), maxRing-1)], at, s)
+			}
 		}
-		t[i] = bucketOf(backends, scores)
+		slices.SortFunc(ring, func(a, b score) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.node, b.node)) })
+		from := len(rings)
+		for _, s := range ring {
+			rings = append(rings, backends[s.node].Node)
+		}
+		t[i] = bucket{backends[best.node].Node, rings[from:len(rings):len(rings)]}
 	}
 	return t
 }
@@ -97,10 +114,10 @@ type score struct {
 
 const worst = ^uint32(0)
 
-func rank(bucket, size uint32, keys []uint64, open, node int) score {
+func rank(bucket uint32, slots []order, open, node int) score {
 	s := score{node, worst, worst, worst}
-	for slot, key := range keys {
-		place := permute(bucket, size, key)
+	for slot := range slots {
+		place := slots[slot].place(bucket)
 		s.any = min(s.any, place)
 		if slot < open {
 			s.open = min(s.open, place)
@@ -112,27 +129,6 @@ func rank(bucket, size uint32, keys []uint64, open, node int) score {
 	return s
 }
 
-// bucketOf returns the bucket with that ranking, which it has no use for afterwards.
-func bucketOf(backends []plan.Backend, scores []score) bucket {
-	best := slices.MinFunc(scores, func(a, b score) int { return cmp.Or(cmp.Compare(a.open, b.open), cmp.Compare(a.any, b.any)) })
-	ring := scores[:0] // the best maxRing of those looked at, in order: to sort all would cost more
-	for _, s := range scores {
-		at := len(ring)
-		for at > 0 && s.any < ring[at-1].any {
-			at--
-		}
-		if at < maxRing {
-			ring = slices.Insert(ring[:min(len(ring), maxRing-1)], at, s)
-		}
-	}
-	slices.SortFunc(ring, func(a, b score) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.node, b.node)) })
-	b := bucket{backends[best.node].Node, make([]string, len(ring))}
-	for i, s := range ring {
-		b.ring[i] = backends[s.node].Node
-	}
-	return b
-}
-
 // after returns the node that a node hands segments to of connections in a bucket that it does not know: the one before
 // it in the ring that is not silent. A node that is not in the ring has its place there all the same: by the tables of
 // others it may be in it, and from elsewhere it would hand the segment past those that were not asked. Empty: there is none.
@@ -140,7 +136,7 @@ func (t table) after(bucket int, node string, silent func(string) bool) string {
 	ring := t[bucket].ring
 	at := slices.Index(ring, node)
 	if at < 0 {
-		place := func(of string) uint32 { return permute(uint32(bucket), uint32(len(t)), slotKey(of, 0)) }
+		place := func(of string) uint32 { o := newOrder(of, 0, len(t)); return o.place(uint32(bucket)) }
 		at, _ = slices.BinarySearchFunc(ring, node, func(a, b string) int { return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a, b)) })
 	}
 	for i := range ring {
@@ -149,12 +145,6 @@ func (t table) after(bucket int, node string, silent func(string) bool) string {
 		}
 	}
 	return ""
-}
-
-func slotKey(node string, slot int) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(node + " " + strconv.Itoa(slot)))
-	return mix(h.Sum64())
 }
 
 // mix spreads the bits (the finalizer of MurmurHash3).
@@ -166,19 +156,30 @@ func mix(x uint64) uint64 {
 	return x ^ x>>33
 }
 
-// permute returns the place of a bucket in a slot's order of all n buckets, n a power of 2.
-// Each place is had by one bucket, which makes shares more even than random scores do.
-func permute(bucket, n uint32, key uint64) uint32 {
-	half := uint32(1)
-	for half*half < n {
-		half <<= 1
-	}
-	x := bucket
-	for range 3 {
-		x = (x ^ uint32(key)) & (n - 1)
-		x = x * (uint32(key>>32) | 1) & (n - 1)
-		x ^= x / half
+// order is a slot's order of all buckets, whose number is a power of 2. Each place is had by one bucket, which makes
+// shares more even than random scores do.
+type order struct {
+	mask, half uint32 // the bits of a place, and how many of them are the lower half
+	rounds     [3]struct{ flip, factor uint32 }
+}
+
+func newOrder(node string, slot, size int) (o order) {
+	h := fnv.New64a()
+	h.Write([]byte(node + " " + strconv.Itoa(slot)))
+	o.mask, o.half = uint32(size-1), uint32(bits.Len(uint(size)))/2
+	key := mix(h.Sum64())
+	for i := range o.rounds {
+		o.rounds[i].flip, o.rounds[i].factor = uint32(key), uint32(key>>32)|1
 		key = mix(key + 0x9e3779b97f4a7c15)
 	}
-	return x
+	return o
+}
+
+// place returns where a bucket stands.
+func (o *order) place(bucket uint32) uint32 {
+	for _, r := range &o.rounds {
+		bucket = (bucket ^ r.flip) & o.mask * r.factor & o.mask
+		bucket ^= bucket >> o.half
+	}
+	return bucket
 }

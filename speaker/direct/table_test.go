@@ -184,9 +184,9 @@ func TestTheRingVisitsAllWhileTablesDiffer(t *testing.T) {
 
 func TestPlacesOfASlotDiffer(t *testing.T) {
 	t.Parallel()
-	seen := map[uint32]bool{}
+	seen, order := map[uint32]bool{}, newOrder("a", 1, clusterSize)
 	for b := range uint32(clusterSize) {
-		seen[permute(b, clusterSize, slotKey("a", 1))] = true
+		seen[order.place(b)] = true
 	}
 	require.Len(t, seen, clusterSize)
 }
