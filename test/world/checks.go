@@ -387,20 +387,24 @@ func (c *checks) boundOfBoth(nodes uint64) time.Duration {
 func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		if !n.talks() || n.stopping || !n.published.ready || c.lan.unplugged[n.id] > 0 || n.down || at.Labelled || at.NetworkUnavailable {
-			continue
-		}
-		serves, some := true, false
-		for _, name := range c.book.holders[vip] {
-			seen, now := c.serviceIn(n.watch.seen, name), c.serviceIn(c.api.objects, name)
-			some = some || slices.Contains(seen.VIPs, vip)
-			serves = serves && now.Serving && (!now.Local || now.ServingNodes[n.name])
-		}
-		if some && serves {
+		if n.talks() && !n.stopping && n.published.ready && c.lan.unplugged[n.id] == 0 && !n.down && !at.Labelled && !at.NetworkUnavailable {
 			nodes |= 1 << n.id
 		}
 	}
-	return nodes
+	knows := uint64(0) // that some Service has it
+	for _, name := range c.book.holders[vip] {
+		now := c.serviceIn(c.api.objects, name)
+		for _, n := range c.nodes {
+			switch mask := uint64(1) << n.id; {
+			case nodes&mask == 0:
+			case !now.Serving || now.Local && !now.ServingNodes[n.name]:
+				nodes &^= mask
+			case slices.Contains(c.serviceIn(n.watch.seen, name).VIPs, vip):
+				knows |= mask
+			}
+		}
+	}
+	return nodes & knows
 }
 
 // sent is called for each frame that a speaker sends.
@@ -503,7 +507,7 @@ func (c *checks) truth() plan.Snapshot {
 		s.Nodes[n.name], s.Speakers[n.name] = at, true
 	}
 	for _, name := range named(c.api.objects, "service") {
-		s.Services = append(s.Services, c.serviceIn(c.api.objects, name))
+		s.Services = append(s.Services, *c.serviceIn(c.api.objects, name))
 	}
 	return s
 }

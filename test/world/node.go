@@ -183,7 +183,7 @@ func (n *node) decide() {
 	}
 	if n.watch.synced {
 		for _, name := range slices.Sorted(maps.Keys(n.services)) {
-			n.core.Step(core.Service{Service: n.serviceIn(n.watch.seen, name)}, now)
+			n.core.Step(core.Service{Service: *n.serviceIn(n.watch.seen, name)}, now)
 		}
 		n.services = map[string]bool{}
 		if n.dirty["node"] {
@@ -218,22 +218,21 @@ type version struct {
 }
 
 // serviceIn returns a Service as one sees it who has seen these objects.
-func (w *World) serviceIn(seen map[string]any, name string) plan.Service {
+func (w *World) serviceIn(seen map[string]any, name string) *plan.Service {
 	svc, ok := seen["service/"+name].(*corev1.Service)
 	if !ok {
-		return plan.Service{Name: name}
+		return &plan.Service{Name: name}
 	}
 	pods, _ := seen["pods/"+name].([]string)
 	ends, _ := seen["terminating/"+name].(terminating)
 	v := version{svc, unsafe.SliceData(pods), unsafe.SliceData(ends), [2]int{len(pods), len(ends)}}
-	made, known := w.services[v]
-	if !known {
+	if w.services[v] == nil {
 		serving := slices.Concat(pods, ends)
 		slices.Sort(serving)
-		made = snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: serving, NotReady: ends})
-		w.services[v] = made
+		made := snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: serving, NotReady: ends})
+		w.services[v] = &made
 	}
-	return made
+	return w.services[v]
 }
 
 // apply does what the core wants done.

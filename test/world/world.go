@@ -81,13 +81,13 @@ type World struct {
 	data    *dataPath
 	routing *routing // nil: there are no routers
 
-	services map[version]plan.Service // see serviceIn
+	services map[version]*plan.Service // see serviceIn
 }
 
 // Run lives through a scenario, and returns the first invariant that did not hold, nil if all did. The story, in
 // which each line has its time, may be nil.
 func Run(s Scenario, story io.Writer) *Failure {
-	w := &World{Scenario: s, random: rand.New(rand.NewPCG(s.Seed, 1)), story: story, services: map[version]plan.Service{}}
+	w := &World{Scenario: s, random: rand.New(rand.NewPCG(s.Seed, 1)), story: story, services: map[version]*plan.Service{}}
 	w.api, w.lan, w.checks, w.data = newAPI(w), newLAN(w), newChecks(w), newDataPath(w)
 	w.control = newControl(w)
 	for i := range s.Nodes {
