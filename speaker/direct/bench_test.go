@@ -46,7 +46,7 @@ func benchmarkChange(b *testing.B, policy string, n int, change string) {
 	host := testnet.NewHost(b, "node")
 	s := testnet.NewSegment(b, 0)
 	s.Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
+	host.Address("eth0", "198.18.0.1/16")
 	all := backends(nodes(n), 1)
 	want := plan.Forwarding{Nodes: map[string][]netip.Addr{}}
 	for i, node := range all {

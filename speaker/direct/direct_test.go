@@ -33,6 +33,7 @@ func some(names ...string) (all []plan.Backend) {
 func TestConnectionsOutliveAMove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
+	w.cluster = true
 	w.own("n1")
 	before := w.open(20) // while there is no direct forwarding
 	require.Equal(t, map[string]int{"n1": 20}, at(before))
@@ -62,7 +63,9 @@ func TestConnectionsOutliveAMove(t *testing.T) {
 // Nodes join, drain and return: each connection stays where it began.
 func TestMembersComeAndGo(t *testing.T) {
 	t.Parallel()
-	w := startWorld(t, 3, some("n1", "n2")...)
+	w := newWorld(t, 3)
+	w.cluster = true
+	w.begin(some("n1", "n2")...)
 	all := w.open(40)
 	require.Zero(t, at(all)["n3"])
 	for i, backends := range [][]plan.Backend{
@@ -111,7 +114,7 @@ func TestSilentNode(t *testing.T) {
 		state := map[bool]string{true: "down", false: "up"}[down]
 		w.nodes["n3"].Run("ip", "link", "set", "eth0", state)
 		if !down {
-			address(w.nodes["n3"].Host, "eth0", "2001:db8::13/64") // the kernel forgets it
+			w.nodes["n3"].Address("eth0", "2001:db8::13/64") // the kernel forgets it
 		}
 		w.lost = map[string]bool{"n3": down}
 		backends := some("n1", "n2", "n3")
@@ -361,7 +364,7 @@ func TestNodeThatWasCutOff(t *testing.T) {
 	w.own("n2")
 	time.Sleep(w.nodes["n1"].director.Hold + 5*time.Second)
 	w.nodes["n1"].Run("ip", "link", "set", "eth0", "up")
-	address(w.nodes["n1"].Host, "eth0", "2001:db8::11/64")
+	w.nodes["n1"].Address("eth0", "2001:db8::11/64")
 	w.own("n1")
 	lived := 0
 	for _, c := range all {
@@ -631,7 +634,7 @@ func (w *world) back(by []string, nodes ...string) {
 	for _, name := range nodes {
 		n := w.nodes[name]
 		n.Run("ip", "link", "set", "eth0", "up")
-		address(n.Host, "eth0", n.addrs[1].String()+"/64") // the kernel forgets it
+		n.Address("eth0", n.addrs[1].String()+"/64") // the kernel forgets it
 		for _, other := range by {
 			for _, a := range n.addrs {
 				w.nodes[other].Run("timeout", "30", "sh", "-c", "until ping -c 1 -W 1 "+a.String()+"; do :; done")

@@ -56,7 +56,7 @@ func TestDrainOutlivesARestart(t *testing.T) {
 func alone(t *testing.T) (*testnet.Host, *Director) {
 	host := testnet.NewHost(t, "node")
 	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
+	host.Address("eth0", "198.18.0.1/16")
 	return host, newDirector()
 }
 

@@ -151,7 +151,7 @@ func TestServiceWithoutATable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	const others = 4
-	w.most = others * clusterSize
+	w.most, w.cluster = others*clusterSize, true
 	w.start(w.names...)
 	w.own("n1")
 	many := w.forwarding(some("n2"))
@@ -185,7 +185,7 @@ func (w *world) forwarding(backends []plan.Backend) plan.Forwarding {
 	if backends != nil {
 		for _, vip := range []netip.Addr{vip4, vip6} {
 			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, ByClient: w.byClient,
-				Backends: backends}
+				Local: !w.cluster, Backends: backends}
 		}
 	}
 	return want

@@ -101,8 +101,8 @@ func BenchmarkSpread(b *testing.B) {
 		segment, owner, client := testnet.NewSegment(b, 0), testnet.NewHost(b, "owner"), testnet.NewHost(b, "client")
 		segment.Plug(owner, "eth0")
 		segment.Plug(client, "eth0")
-		address(owner, "eth0", "198.18.0.1/16")
-		address(client, "eth0", "198.18.0.2/16")
+		owner.Address("eth0", "198.18.0.1/16")
+		client.Address("eth0", "198.18.0.2/16")
 		client.Run("ip", "neigh", "add", vip4.String(), "lladdr", "02:00:00:00:00:01", "dev", "eth0")
 		owner.Run("ip", "link", "set", "eth0", "address", "02:00:00:00:00:01")
 		owner.Run("nft", `table netdev spread {

@@ -508,7 +508,7 @@ func TestNodesElsewhere(t *testing.T) {
 			for i, name := range w.names {
 				n := w.nodes[name]
 				other.Plug(n.Host, "eth1")
-				address(n.Host, "eth1", fmt.Sprintf("192.0.2.%d/24", i+1), fmt.Sprintf("2001:db8:1::%d/64", i+1))
+				n.Address("eth1", fmt.Sprintf("192.0.2.%d/24", i+1), fmt.Sprintf("2001:db8:1::%d/64", i+1))
 				n.Run("sysctl", "-qw", "net.ipv4.conf.eth1.rp_filter=1")
 				if addrs := test.addrs[name]; addrs != nil {
 					n.addrs = addrs
@@ -632,7 +632,7 @@ func TestTooManyTables(t *testing.T) {
 	t.Parallel()
 	host, log := testnet.NewHost(t, "node"), &testnet.Log{}
 	testnet.NewSegment(t, 0).Plug(host, "eth0")
-	address(host, "eth0", "198.18.0.1/16")
+	host.Address("eth0", "198.18.0.1/16")
 	long := strings.Repeat("n", 250)
 	want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}, Nodes: map[string][]netip.Addr{}}
 	all := []plan.Backend{}

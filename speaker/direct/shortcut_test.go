@@ -30,7 +30,7 @@ func TestShortcut(t *testing.T) {
 		t.Run(fmt.Sprint("byClient=", byClient), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, 3)
-			w.byClient = byClient
+			w.byClient, w.cluster = byClient, byClient
 			w.begin(moved[0]...)
 			all := w.open(24)
 			for i, backends := range moved {

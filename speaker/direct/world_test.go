@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
@@ -42,6 +44,7 @@ type world struct {
 	gateways atomic.Pointer[[]netip.Addr]
 	extra    map[string][]netip.Addr // nodes that there are not
 	byClient bool
+	cluster  bool // the Services have policy Cluster, whose tables are eight times as large
 	guard    time.Duration
 	hold     time.Duration
 	most     int          // buckets that there may be
@@ -70,8 +73,8 @@ func newWorld(t testing.TB, nodes int) *world {
 		w.plug(w.segment, n.Host, fmt.Sprintf("198.18.0.%d/24", 11+i), fmt.Sprintf("2001:db8::%d/64", 11+i))
 		n.addrs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("198.18.0.%d", 11+i)), netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", 11+i))}
 		testnet.Connect(n.pod, "eth0", n.Host, "pod0")
-		address(n.Host, "pod0", "10.0.0.1/24", "fd00::1/64")
-		address(n.pod, "eth0", "10.0.0.2/24", "fd00::2/64")
+		n.Address("pod0", "10.0.0.1/24", "fd00::1/64")
+		n.pod.Address("eth0", "10.0.0.2/24", "fd00::2/64")
 		n.pod.Run("ip", "route", "add", "default", "via", "10.0.0.1")
 		n.pod.Run("ip", "route", "add", "default", "via", "fd00::1")
 		// The rest of what kube-proxy and an ordinary host have.
@@ -111,17 +114,7 @@ func (w *world) begin(backends ...plan.Backend) {
 
 func (w *world) plug(s *testnet.Segment, h *testnet.Host, addrs ...string) {
 	s.Plug(h, "eth0")
-	address(h, "eth0", addrs...)
-}
-
-func address(h *testnet.Host, iface string, addrs ...string) {
-	for _, a := range addrs {
-		args := []string{"addr", "add", a, "dev", iface}
-		if strings.Contains(a, ":") {
-			args = append(args, "nodad")
-		}
-		h.Run("ip", args...)
-	}
+	h.Address("eth0", addrs...)
 }
 
 // serve has the pod answer each line with the node's name. After "echo" it sends back what it
@@ -229,7 +222,7 @@ func (w *world) setOn(name string, backends []plan.Backend) {
 	d.Set(want)
 	w.until(func() bool {
 		s := d.Status()
-		return s.Err == nil && fmt.Sprint(s.Want) == fmt.Sprint(want)
+		return s.Err == nil && reflect.DeepEqual(s.Want, want)
 	}, func() any { return w.nodes[name].log })
 }
 
@@ -291,9 +284,17 @@ func checksum(b []byte) uint16 {
 // own moves both VIPs to a node.
 func (w *world) own(name string) {
 	w.t.Helper()
-	mac := w.nodes[name].hardware(w.t)
-	w.client.Run("ip", "neigh", "replace", vip4.String(), "lladdr", mac, "dev", "eth0")
-	w.client.Run("ip", "neigh", "replace", vip6.String(), "lladdr", mac, "dev", "eth0")
+	mac, err := net.ParseMAC(w.nodes[name].hardware(w.t))
+	require.NoError(w.t, err)
+	require.NoError(w.t, w.client.Do(func() error {
+		eth0, err := net.InterfaceByName("eth0")
+		for _, vip := range []netip.Addr{vip4, vip6} {
+			if err == nil {
+				err = netlink.NeighSet(&netlink.Neigh{LinkIndex: eth0.Index, State: netlink.NUD_PERMANENT, IP: vip.AsSlice(), HardwareAddr: mac})
+			}
+		}
+		return err
+	}))
 }
 
 // hardware returns the hardware address that the node has on the segment.
@@ -311,10 +312,12 @@ func (n *node) hardware(t testing.TB) (mac string) {
 
 func (w *world) until(so func() bool, instead func() any) {
 	w.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+	pause := 5 * time.Millisecond
+	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(pause) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("it never came to be; there is %+v", instead())
 		}
+		pause = min(pause*5/4, 50*time.Millisecond) // some look by programs
 	}
 }
 
