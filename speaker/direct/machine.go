@@ -37,7 +37,7 @@ type Machine struct {
 }
 
 // Tables are tables of buckets by what they follow from: nobody makes one twice.
-type Tables map[string]table
+type Tables map[string]*table
 
 func newMachine(o Options) *Machine {
 	return &Machine{node: o.Node, hold: o.Hold, log: o.Log, nodes: map[netip.Addr]*host{}, draining: map[plan.LimitKey]draining{},
@@ -283,21 +283,22 @@ func present(all []plan.Backend, peers map[string]neighbour, self, missedBy stri
 }
 
 // at returns what the table means for one node.
-func (t table) at(self string, peers map[string]neighbour) *buckets {
-	n := max(1, len(t))
+func (t *table) at(self string, peers map[string]neighbour) *buckets {
+	n := max(1, len(t.buckets))
 	r := &buckets{make([]hop, n), make([]hop, n), make([]bool, n), make([]bool, n)}
-	to, silent := map[string]hop{}, map[string]bool{}
-	for name, p := range peers {
-		if p.silent {
-			silent[name] = true
-		} else if name != self {
-			to[name] = hop{p.addr, uint32(p.device)}
+	to, silent, m := make([]hop, len(t.nodes)), make([]bool, len(t.nodes)), t.member(self)
+	for i, name := range t.nodes {
+		p := peers[name]
+		if silent[i] = p.silent; name != self && !p.silent {
+			to[i] = hop{p.addr, uint32(p.device)}
 		}
 	}
-	isSilent := func(node string) bool { return silent[node] }
-	for i, b := range t {
-		r.open[i], r.next[i] = to[b.open], to[t.after(i, self, isSilent)]
-		r.held[i], r.waits[i] = silent[b.open], slices.ContainsFunc(b.ring, isSilent)
+	for i, b := range t.buckets {
+		r.open[i], r.held[i] = to[b.open], silent[b.open]
+		r.waits[i] = slices.ContainsFunc(b.ring, func(n uint16) bool { return silent[n] })
+		if next := t.after(i, &m, silent); next >= 0 {
+			r.next[i] = to[next]
+		}
 	}
 	return r
 }

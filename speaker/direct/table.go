@@ -42,36 +42,43 @@ const maxWeight = 16
 // below, and who goes leaves them to those: the nodes that rank high in a bucket are those
 // that have had it, which a speaker knows that was just started, too.
 // A node has a slot for each endpoint, so that its share follows their number.
-type table []bucket
+type table struct {
+	nodes   []string // by their numbers, which are in the order of the names
+	first   []order  // of the first slot of each node
+	buckets []bucket
+}
 
 // bucket is what flows have in common that have one hash.
 type bucket struct {
 	// open is the node that takes new connections.
-	open string
+	open uint16
 	// ring are the nodes that the connections of all others are at, if it is not that one: a
 	// segment is handed from each to the one before it, until somebody knows the connection
 	// or all were asked. Their order depends on nothing but them, so that it ends well while
 	// nodes disagree about who takes new connections.
-	ring []string
+	ring []uint16
 }
 
 // newTable returns the table of backends, which are sorted by node, with so many buckets.
-func newTable(backends []plan.Backend, size int) table {
+func newTable(backends []plan.Backend, size int) *table {
+	t := &table{}
 	if len(backends) == 0 {
-		return nil
+		return t
 	}
-	part, orders := partOf(backends), make([][]order, len(backends))
+	part, slots, open := partOf(backends), make([][]order, len(backends)), make([]int, len(backends))
 	for i, b := range backends {
 		for slot := range share(b.Open+b.Draining, part) {
-			orders[i] = append(orders[i], newOrder(b.Node, slot, size))
+			slots[i] = append(slots[i], newOrder(b.Node, slot, size))
 		}
+		t.nodes, t.first, open[i] = append(t.nodes, b.Node), append(t.first, newOrder(b.Node, 0, size)), share(b.Open, part)
 	}
-	t, rings, ring := make(table, size), make([]string, 0, size*min(len(backends), maxRing)), make([]score, 0, maxRing)
-	for i := range t {
+	t.buckets = make([]bucket, size)
+	rings, ring := make([]uint16, 0, size*min(len(backends), maxRing)), make([]score, 0, maxRing)
+	for i := range t.buckets {
 		best := score{open: worst, any: worst}
 		ring = ring[:0] // the best maxRing so far, in order: to sort all would cost more
-		for node, b := range backends {
-			s := rank(uint32(i), orders[node], share(b.Open, part), node)
+		for node := range slots {
+			s := rank(uint32(i), slots[node], open[node], node)
 			if node == 0 || s.open < best.open || s.open == best.open && s.any < best.any {
 				best = s
 			}
@@ -86,9 +93,9 @@ func newTable(backends []plan.Backend, size int) table {
 		slices.SortFunc(ring, func(a, b score) int { return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.node, b.node)) })
 		from := len(rings)
 		for _, s := range ring {
-			rings = append(rings, backends[s.node].Node)
+			rings = append(rings, uint16(s.node))
 		}
-		t[i] = bucket{backends[best.node].Node, rings[from:len(rings):len(rings)]}
+		t.buckets[i] = bucket{uint16(best.node), rings[from:len(rings):len(rings)]}
 	}
 	return t
 }
@@ -129,22 +136,34 @@ func rank(bucket uint32, slots []order, open, node int) score {
 	return s
 }
 
+// member is a node in view of a table.
+type member struct {
+	name   string
+	number int // -1: it has no backend
+	first  order
+}
+
+func (t *table) member(name string) member {
+	return member{name, slices.Index(t.nodes, name), newOrder(name, 0, len(t.buckets))}
+}
+
 // after returns the node that a node hands segments to of connections in a bucket that it does not know: the one before
 // it in the ring that is not silent. A node that is not in the ring has its place there all the same: by the tables of
-// others it may be in it, and from elsewhere it would hand the segment past those that were not asked. Empty: there is none.
-func (t table) after(bucket int, node string, silent func(string) bool) string {
-	ring := t[bucket].ring
-	at := slices.Index(ring, node)
+// others it may be in it, and from elsewhere it would hand the segment past those that were not asked. -1: there is none.
+func (t *table) after(i int, m *member, silent []bool) int {
+	ring := t.buckets[i].ring
+	at := slices.IndexFunc(ring, func(n uint16) bool { return int(n) == m.number })
 	if at < 0 {
-		place := func(of string) uint32 { o := newOrder(of, 0, len(t)); return o.place(uint32(bucket)) }
-		at, _ = slices.BinarySearchFunc(ring, node, func(a, b string) int { return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a, b)) })
+		at, _ = slices.BinarySearchFunc(ring, m.first.place(uint32(i)), func(n uint16, place uint32) int {
+			return cmp.Or(cmp.Compare(t.first[n].place(uint32(i)), place), cmp.Compare(t.nodes[n], m.name))
+		})
 	}
-	for i := range ring {
-		if next := ring[(at+2*len(ring)-1-i)%len(ring)]; next != node && !silent(next) {
+	for j := range ring {
+		if next := int(ring[(at+2*len(ring)-1-j)%len(ring)]); next != m.number && !silent[next] {
 			return next
 		}
 	}
-	return ""
+	return -1
 }
 
 // mix spreads the bits (the finalizer of MurmurHash3).

@@ -28,8 +28,44 @@ func nodes(n int) string {
 	return strings.Join(names, " ")
 }
 
+// named is a table by the names of the nodes.
+type named []struct {
+	open string
+	ring []string
+}
+
+func newNamed(backends []plan.Backend, size int) named {
+	t := newTable(backends, size)
+	all := make(named, len(t.buckets))
+	for i, b := range t.buckets {
+		all[i].open = t.nodes[b.open]
+		for _, n := range b.ring {
+			all[i].ring = append(all[i].ring, t.nodes[n])
+		}
+	}
+	return all
+}
+
+// walk returns after by names.
+func (t *table) walk() func(bucket int, node string, isSilent func(string) bool) string {
+	members, silent := map[string]*member{}, make([]bool, len(t.nodes))
+	return func(bucket int, node string, isSilent func(string) bool) string {
+		if members[node] == nil {
+			m := t.member(node)
+			members[node] = &m
+		}
+		for i, name := range t.nodes {
+			silent[i] = isSilent(name)
+		}
+		if next := t.after(bucket, members[node], silent); next >= 0 {
+			return t.nodes[next]
+		}
+		return ""
+	}
+}
+
 // shares returns each node's part of the buckets against its weight.
-func shares(t table, all []plan.Backend) (worst float64) {
+func shares(t named, all []plan.Backend) (worst float64) {
 	count, sum := map[string]int{}, 0
 	for _, bucket := range t {
 		count[bucket.open]++
@@ -48,12 +84,12 @@ func TestEachNodeHasItsShare(t *testing.T) {
 	t.Parallel()
 	for n := 2; n <= 10; n++ {
 		all := backends(nodes(n), 1)
-		require.Less(t, shares(newTable(all, clusterSize), all), 0.06, "%d nodes", n)
+		require.Less(t, shares(newNamed(all, clusterSize), all), 0.06, "%d nodes", n)
 	}
 	weighted := []plan.Backend{{Node: "a", Open: 1}, {Node: "b", Open: 4}, {Node: "c", Open: 2, Draining: 3}}
-	require.Less(t, shares(newTable(weighted, clusterSize), weighted), 0.07)
+	require.Less(t, shares(newNamed(weighted, clusterSize), weighted), 0.07)
 	many := []plan.Backend{{Node: "a", Open: 1000}, {Node: "b", Open: 500}}
-	require.Less(t, shares(newTable(many, clusterSize), many), 0.06)
+	require.Less(t, shares(newNamed(many, clusterSize), many), 0.06)
 }
 
 // Tables have few buckets, so shares depend on which nodes they are.
@@ -71,7 +107,7 @@ func TestSharesOfSets(t *testing.T) {
 				names = append(names, fmt.Sprintf("s%03d-%02d", set, i))
 			}
 			all := backends(strings.Join(names, " "), 1)
-			worst = append(worst, shares(newTable(all, test.size), all))
+			worst = append(worst, shares(newNamed(all, test.size), all))
 		}
 		slices.Sort(worst)
 		median, most := worst[test.sets/2], worst[test.sets-1]
@@ -85,7 +121,7 @@ func TestSharesOfSets(t *testing.T) {
 // else moves.
 func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	t.Parallel()
-	before, after := newTable(backends("a b c d e f", 1), clusterSize), newTable(backends("a b c d e f g", 1), clusterSize)
+	before, after := newNamed(backends("a b c d e f", 1), clusterSize), newNamed(backends("a b c d e f g", 1), clusterSize)
 	for i := range before {
 		if after[i].open != "g" {
 			require.Equal(t, before[i].open, after[i].open)
@@ -93,7 +129,7 @@ func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	}
 	drained := backends("a b c d e f g", 1)
 	drained[6] = plan.Backend{Node: "g", Draining: 1}
-	for i, b := range newTable(drained, clusterSize) {
+	for i, b := range newNamed(drained, clusterSize) {
 		require.Equal(t, before[i].open, b.open, "g takes no new connections")
 		require.Equal(t, after[i].ring, b.ring)
 	}
@@ -108,9 +144,9 @@ func TestEarlierHoldersAreInTheRing(t *testing.T) {
 		n := 2 + random.IntN(20)
 		moving := random.Perm(n)[:min(n-1, 5)]
 		all := backends(nodes(n), 1)
-		var tables []table
+		var tables []named
 		for range 10 {
-			tables = append(tables, newTable(all, localSize))
+			tables = append(tables, newNamed(all, localSize))
 			b := &all[moving[random.IntN(len(moving))]]
 			b.Open, b.Draining = b.Draining, b.Open
 		}
@@ -133,8 +169,8 @@ func TestTheRingVisitsAll(t *testing.T) {
 		for i := range all {
 			all[i].Open, all[i].Draining = i%2, 3-i%2
 		}
-		table := newTable(all, localSize)
-		for i, b := range table {
+		next := newTable(all, localSize).walk()
+		for i, b := range newNamed(all, localSize) {
 			silent := func(node string) bool {
 				return i%4 == 1 && node == b.ring[0] || i%4 == 2 && node == b.ring[len(b.ring)-1]
 			}
@@ -146,7 +182,7 @@ func TestTheRingVisitsAll(t *testing.T) {
 						t.Fatalf("%s is silent", node)
 					}
 					visited[node] = true
-					node = table.after(i, node, silent)
+					node = next(i, node, silent)
 					if node != "" && hops == len(b.ring)-1 {
 						visited[node] = true
 					}
@@ -159,14 +195,15 @@ func TestTheRingVisitsAll(t *testing.T) {
 			}
 		}
 	}
-	require.Empty(t, newTable(nil, clusterSize))
+	require.Empty(t, newNamed(nil, clusterSize))
 }
 
 // While an endpoint moves, some nodes go by the table before and some by the one after. A segment passes nobody who is in
 // both, from whichever node it comes.
 func TestTheRingVisitsAllWhileTablesDiffer(t *testing.T) {
 	t.Parallel()
-	tables := []table{newTable(backends("a b c", 1), localSize), newTable(backends("b c d", 1), localSize)}
+	next := []func(int, string, func(string) bool) string{newTable(backends("a b c", 1), localSize).walk(),
+		newTable(backends("b c d", 1), localSize).walk()}
 	none := func(string) bool { return false }
 	for i := range localSize {
 		for by := range 16 { // which of the tables each of the four nodes has
@@ -174,7 +211,7 @@ func TestTheRingVisitsAllWhileTablesDiffer(t *testing.T) {
 				visited := map[string]bool{}
 				for node, hops := start, 0; hops < 4; hops++ {
 					visited[node] = true
-					node = tables[by>>(node[0]-'a')&1].after(i, node, none)
+					node = next[by>>(node[0]-'a')&1](i, node, none)
 				}
 				require.True(t, visited["b"] && visited["c"], "bucket %d, tables %04b: from %s only %v", i, by, start, visited)
 			}
@@ -198,7 +235,7 @@ func TestManyJoinersAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ before, joining int }{{1, 5}, {3, 5}, {4, 5}, {20, 5}, {3, 6}, {3, 9}, {3, 27}, {10, 10}, {10, 90}} {
 		all := test.before + test.joining
-		before, after := newTable(backends(nodes(test.before), 1), clusterSize), newTable(backends(nodes(all), 1), clusterSize)
+		before, after := newNamed(backends(nodes(test.before), 1), clusterSize), newNamed(backends(nodes(all), 1), clusterSize)
 		lost, expected := 0, 1.0
 		for i, b := range after {
 			if kept := before[i].open; !slices.Contains(b.ring, kept) {
