@@ -387,6 +387,32 @@ func TestMachines(t *testing.T) {
 	}
 }
 
+// TestWhatIsNotRacedHasNoGoroutines: neither the packages that the Makefile has tested without the race detector have
+// any, nor their tests.
+func TestWhatIsNotRacedHasNoGoroutines(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(makefile), "\nPURE = ")
+	list, _, _ = strings.Cut(list, "\n")
+	pure, seen := strings.Split(list, "|"), map[string]bool{}
+	for _, s := range parseFiles(t, func(path string) bool { return slices.Contains(pure, filepath.ToSlash(filepath.Dir(path))) }) {
+		seen[s.folder()] = true
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			_, goes := n.(*ast.GoStmt)
+			if sel, ok := n.(*ast.SelectorExpr); goes || ok && sel.Sel.Name == "Go" {
+				t.Errorf("%s: a goroutine in a package of PURE", s.at(n))
+			}
+			return true
+		})
+	}
+	if len(seen) != len(pure) {
+		t.Errorf("PURE is %q, and these are packages: %v", pure, seen)
+	}
+}
+
 // wallClock are the places of the speaker that may take a time apart, which then
 // is the wall clock's alone.
 var wallClock = []struct{ path, reason string }{
