@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -321,8 +322,9 @@ func TestFloods(t *testing.T) {
 	live := w.open(20)
 	for _, n := range w.nodes {
 		n.Run("nft", `table inet count {
+			counter seen { }
 			chain in { type filter hook prerouting priority -300;
-				iifname eth0 tcp dport 80 counter
+				iifname eth0 tcp dport 80 counter name seen
 			}
 		}`)
 	}
@@ -367,15 +369,13 @@ func (w *world) flood(all []forged, seen func() int) {
 
 // seen counts the packets for VIPs that came to the nodes from the segment.
 func (w *world) seen() (packets int) {
+	table := &family{table: &nftables.Table{Name: "count", Family: nftables.TableFamilyINet}}
 	for _, n := range w.nodes {
-		fields := strings.Fields(n.Run("nft", "list", "table", "inet", "count"))
-		for i, f := range fields {
-			if f == "packets" {
-				count, err := strconv.Atoi(fields[i+1])
-				require.NoError(w.t, err)
-				packets += count
-			}
-		}
+		require.NoError(w.t, n.Do(func() error {
+			counted, err := counts([]*family{table})
+			packets += int(counted["seen"])
+			return err
+		}))
 	}
 	return packets
 }
