@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -367,12 +366,14 @@ func (w *world) flood(all []forged, seen func() int) {
 	}
 }
 
+// countTable is the table of nodes whose packets are counted.
+var countTable = &nftables.Table{Name: "count", Family: nftables.TableFamilyINet}
+
 // seen counts the packets for VIPs that came to the nodes from the segment.
 func (w *world) seen() (packets int) {
-	table := &family{table: &nftables.Table{Name: "count", Family: nftables.TableFamilyINet}}
 	for _, n := range w.nodes {
 		require.NoError(w.t, n.Do(func() error {
-			counted, err := counts([]*family{table})
+			counted, err := counts([]*family{{table: countTable}})
 			packets += int(counted["seen"])
 			return err
 		}))
@@ -434,14 +435,21 @@ func TestTTLsOfClients(t *testing.T) {
 			chain in { type filter hook prerouting priority -300; iifname eth0 tcp dport 80 update @seen { tcp sport }; }
 		}`)
 	}
-	bySource := func() map[string]int { // of packets, by their source port
-		seen := map[string]int{}
+	bySource := func() map[uint16]int { // of packets, by their source port
+		seen := map[uint16]int{}
 		for _, n := range w.nodes {
-			for _, m := range regexp.MustCompile(`(\d+) counter packets (\d+)`).FindAllStringSubmatch(n.Run("nft", "list table inet count"), -1) {
-				count, err := strconv.Atoi(m[2])
-				require.NoError(t, err)
-				seen[m[1]] += count
-			}
+			require.NoError(t, n.Do(func() error {
+				k, err := dial()
+				if err != nil {
+					return err
+				}
+				defer k.Close()
+				ports, err := k.GetSetElements(&nftables.Set{Table: countTable, Name: "seen"})
+				for _, p := range ports {
+					seen[binary.BigEndian.Uint16(p.Key)] += int(p.Counter.Packets)
+				}
+				return err
+			}))
 		}
 		return seen
 	}
@@ -473,7 +481,7 @@ func TestTTLsOfClients(t *testing.T) {
 		time.Sleep(time.Second)
 		most, sum, seen := 0, 0, bySource()
 		for _, s := range all {
-			handed := seen[fmt.Sprint(s.from.Port())] - 1
+			handed := seen[s.from.Port()] - 1
 			require.GreaterOrEqual(t, handed, 0)
 			require.LessOrEqual(t, handed, mostHanded, "step %d: TTL %d, flags %#x", step, 64-s.hops, s.flags)
 			most, sum = max(most, handed), sum+handed
