@@ -46,7 +46,7 @@ func drops(t *testing.T, h *testnet.Host) map[string]int {
 }
 
 // TestFloodOfEveryPort: strangers send to every port as fast as they can, from addresses of
-// their own, what the peers could have sent, for three times as long as the sessions wait for a
+// their own, what the peers could have sent, for one and a half times as long as the sessions wait for a
 // packet. The bound is the queue of each port in the kernel, which drops some packets of the peers,
 // too: the sessions with ten packets in a Detection Time go on, on both sides.
 func TestFloodOfEveryPort(t *testing.T) {
@@ -91,7 +91,7 @@ func TestFloodOfEveryPort(t *testing.T) {
 				}); err != nil {
 					return err
 				}
-				for end := time.Now().Add(3 * detection); time.Now().Before(end) || sent[i] <= flood; sent[i]++ {
+				for end := time.Now().Add(detection * 3 / 2); time.Now().Before(end) || sent[i] <= flood; sent[i]++ {
 					if _, err := c.Write(forged); err != nil {
 						return err
 					}
