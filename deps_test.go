@@ -145,7 +145,7 @@ var onlyIn = []struct {
 }{
 	{"k8s.io/client-go/", []string{"cmd/...", "controller/admission", "pkg/apiclient", "inspect/cluster", "pkg/clusterfacts",
 		"inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leader", "controller/leaseevents",
-		"pkg/objects",
+		"pkg/objects", "pkg/testapi",
 		"controller/poolstatus", "controller/provider", "controller/quarantine", "controller/servicelb", "speaker", "speaker/membership"},
 		"what talks to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes", "speaker/direct"},

@@ -12,11 +12,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
@@ -99,7 +99,7 @@ func (d *describer) metrics(t *testing.T) map[string]described {
 // components registers what both components register.
 func components(t *testing.T) *describer {
 	t.Helper()
-	d, log, client := &describer{}, slog.New(slog.DiscardHandler), fake.NewClientset()
+	d, log, client := &describer{}, slog.New(slog.DiscardHandler), testapi.New()
 	config := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: log})
 	services := informers.NewSharedInformerFactory(client, 0).Core().V1().Services()
 	controller, err := servicelb.New(servicelb.Options{Services: services, Log: log})

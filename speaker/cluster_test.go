@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -212,7 +212,7 @@ func TestNewsOfNodes(t *testing.T) {
 }
 
 func mustCluster(t testing.TB) *cluster {
-	c, err := newCluster(fake.NewClientset(), testScope)
+	c, err := newCluster(testapi.New(), testScope)
 	if err != nil {
 		t.Fatal(err)
 	}

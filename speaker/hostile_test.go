@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -25,7 +25,7 @@ func TestServicesOfOthersCostNothing(t *testing.T) {
 	foreign, large := "example.com/other", strings.Repeat("203.0.113.1=eth0,", 256<<10/17)
 	waits := serviceObject("waits", "")
 	waits.Annotations[annotation.Leases] = large
-	client := fake.NewClientset(serviceObject("web", "203.0.113.1"), waits)
+	client := testapi.New(serviceObject("web", "203.0.113.1"), waits)
 	for i := range 100 {
 		s := serviceObject(fmt.Sprint("foreign-", i), "203.0.113.9")
 		s.Spec.LoadBalancerClass = &foreign

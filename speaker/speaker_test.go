@@ -30,6 +30,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -274,7 +275,7 @@ type story struct {
 // everything well.
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Parallel()
-	s := &story{t: t, client: fake.NewClientset(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry(),
+	s := &story{t: t, client: testapi.New(append(objects, nodeObject("n1"))...), registry: prometheus.NewPedanticRegistry(),
 		handOver: time.Millisecond, forwarder: newFakeForwarder()}
 	s.config.config = &config.Config{
 		Digest:         "d1",

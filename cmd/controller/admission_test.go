@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // Reviews are answered without credentials, which the API server does not show;
@@ -22,7 +22,7 @@ import (
 func TestAdmissionIsServedBesideTheRest(t *testing.T) {
 	p := newProcess(t.Context())
 	p.flags.admission, p.flags.configNamespace, p.flags.configName = true, "ls", "lodestone-config"
-	p.log, p.client, p.election = slog.New(slog.DiscardHandler), fake.NewClientset(),
+	p.log, p.client, p.election = slog.New(slog.DiscardHandler), testapi.New(),
 		&election{won: make(chan struct{}), ended: make(chan struct{})}
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Log: p.log})
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })

@@ -23,13 +23,13 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/cloud-provider/app/config"
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // webhook is the name that the API server asks for.
@@ -45,7 +45,7 @@ func serveSecurePort(t *testing.T) securePort {
 	t.Helper()
 	p := newProcess(t.Context())
 	p.flags.admission, p.flags.configNamespace, p.flags.configName = true, "ls", "lodestone-config"
-	p.log, p.client = slog.New(slog.DiscardHandler), fake.NewClientset()
+	p.log, p.client = slog.New(slog.DiscardHandler), testapi.New()
 	p.election = &election{won: make(chan struct{}), ended: make(chan struct{}), health: leaderelection.NewLeaderHealthzAdaptor(time.Minute)}
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Log: p.log})
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{Log: p.log})

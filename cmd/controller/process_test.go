@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -30,6 +29,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // What the process is made of: the informers of the factory, which the framework's controllers and ours share, keep
@@ -93,7 +93,7 @@ func TestTheLeaderKeepsTheLastValidDocument(t *testing.T) {
 	p := newProcess(t.Context())
 	p.log = slog.New(slog.DiscardHandler)
 	const document = "apiVersion: lodestone.io/v1alpha1\nkind: Config\n"
-	client := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
+	client := testapi.New(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
 		Data: map[string]string{"config.yaml": document}})
 	core := informers.NewSharedInformerFactory(client, 0).Core().V1()
 	p.config = kube.NewConfigWatcher(client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})

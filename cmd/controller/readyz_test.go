@@ -12,12 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // Everybody may read /readyz, and no error of a configuration, which quotes it, is there. The
@@ -26,7 +26,7 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 	p := newProcess(t.Context())
 	p.log = slog.New(slog.DiscardHandler)
 	const wrong = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: tenant-7, addresses: [203.0.113.77/33]}]\n"
-	p.client = fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
+	p.client = testapi.New(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
 		Data: map[string]string{"config.yaml": wrong}})
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: "ls", Log: p.log})

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
@@ -240,7 +241,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, now: time.Now(), Clientset: fake.NewClientset(
+	w := &world{T: t, now: time.Now(), Clientset: testapi.New(
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: SecretName}},
 		&admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: WebhookName, ResourceVersion: "1"},
 			Webhooks: []admissionregistrationv1.ValidatingWebhook{{Name: "config.lodestone.io"}}},

@@ -22,6 +22,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 var morning = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -62,7 +63,7 @@ type story struct {
 
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Helper()
-	s := &story{t: t, client: fake.NewClientset(objects...), events: make(told, 100)}
+	s := &story{t: t, client: testapi.New(objects...), events: make(told, 100)}
 	services := coreinformers.NewServiceInformer(s.client, metav1.NamespaceAll, 0, cache.Indexers{})
 	n, err := leaseevents.New(leaseevents.Options{Client: s.client, Namespace: "lodestone-system", Services: services, Events: s.events})
 	require.NoError(t, err)
@@ -176,7 +177,7 @@ func TestNextLeaderTellsOfMoves(t *testing.T) {
 		{At: time.Now().Add(-time.Minute), From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {vip}}},
 		{At: time.Now().Add(-time.Hour), From: "n8", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n9": {vip}}},
 	}}.Annotations()
-	client := fake.NewClientset(l, service("web", vip.String()))
+	client := testapi.New(l, service("web", vip.String()))
 	leads := func() []string {
 		events, services := make(identified, 9), coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
 		n, err := leaseevents.New(leaseevents.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})

@@ -24,6 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 const namespace = "lodestone-system"
@@ -63,7 +64,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{Clientset: fake.NewClientset(), T: t, pool: &pool{primed: make(chan struct{})}}
+	c := &cluster{Clientset: testapi.New(), T: t, pool: &pool{primed: make(chan struct{})}}
 	c.PrependReactor("*", "configmaps", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -37,6 +37,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 var services = corev1.SchemeGroupVersion.WithResource("services")
@@ -50,7 +51,7 @@ type apiServer struct {
 }
 
 func newAPIServer() *apiServer {
-	s := &apiServer{Clientset: fake.NewClientset()}
+	s := &apiServer{Clientset: testapi.New()}
 	s.PrependReactor("create", "services", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		svc := a.(clienttesting.CreateAction).GetObject().(*corev1.Service)
 		s.uids++

@@ -26,6 +26,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 func init() {
@@ -66,7 +67,7 @@ func (j *joined) refuse(err error) {
 func join(t *testing.T, o provider.Options, addresses ...corev1.NodeAddress) *joined {
 	n := node("n1", addresses...)
 	n.Spec.Taints = []corev1.Taint{{Key: cloudproviderapi.TaintExternalCloudProvider, Effect: corev1.TaintEffectNoSchedule}}
-	j := &joined{T: t, noted: &noted{}, client: fake.NewClientset(&n)}
+	j := &joined{T: t, noted: &noted{}, client: testapi.New(&n)}
 	j.client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		j.mu.Lock()
 		defer j.mu.Unlock()

@@ -13,11 +13,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/cloud-provider/controllers/nodelifecycle"
 	controllersmetrics "k8s.io/component-base/metrics/prometheus/controllers"
 
 	"github.com/lodestone-lb/lodestone/controller/provider"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // The framework's controller asks only for Nodes whose kubelet is silent, so that a Node that is
@@ -32,7 +32,7 @@ func TestOnlyASilentNodeIsDeleted(t *testing.T) {
 			}
 			return n
 		}
-		client := fake.NewClientset(ready("dead", corev1.ConditionTrue), ready("silent", corev1.ConditionUnknown))
+		client := testapi.New(ready("dead", corev1.ConditionTrue), ready("silent", corev1.ConditionUnknown))
 		cloud := provider.New(provider.Options{Config: parse(t, machines), Client: client, Log: slog.New(slog.DiscardHandler)})
 		factory := informers.NewSharedInformerFactory(client, 0)
 		lifecycle, err := nodelifecycle.NewCloudNodeLifecycleController(factory.Core().V1().Nodes(), client, cloud, time.Second)

@@ -40,6 +40,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 const ns = "lodestone-system"
@@ -82,7 +83,7 @@ const period = 10 * time.Second
 // newRouted has the framework's own route controller with our provider, which the
 // first pass starts. It is for a synctest bubble.
 func newRouted(t *testing.T, objects ...*corev1.Node) *routed {
-	r := &routed{T: t, client: fake.NewClientset(),
+	r := &routed{T: t, client: testapi.New(),
 		config: &editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}}, log: &strings.Builder{}}
 	require.NoError(t, registerFeatures())
 	for _, n := range objects {
@@ -263,7 +264,7 @@ func TestRoutesKeepLittleOfLeases(t *testing.T) {
 	require.NoError(t, err)
 	cloud := provider.New(provider.Options{Config: &editable{config: &config.Config{Routes: &config.Routes{Mode: config.RoutesKernel}}},
 		Client: client, Namespace: ns, ClusterCIDR: "10.244.0.0/16", Log: slog.New(slog.DiscardHandler)})
-	nodes := informers.NewSharedInformerFactory(fake.NewClientset(podNode("n7", "10.244.7.0/24")), 0)
+	nodes := informers.NewSharedInformerFactory(testapi.New(podNode("n7", "10.244.7.0/24")), 0)
 	cloud.SetInformers(nodes)
 	nodes.Start(t.Context().Done())
 	nodes.WaitForCacheSync(t.Context().Done())

@@ -11,13 +11,13 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 const lan = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools: [{name: lan, addresses: [203.0.113.10-203.0.113.11]}]\n"
@@ -27,7 +27,7 @@ const keyA, keyB = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 
 // healthy is a cluster of two nodes in which nothing is wrong.
 func healthy(t *testing.T) *cluster.Objects {
-	o, err := cluster.All(t.Context(), fake.NewClientset(), cluster.Place{
+	o, err := cluster.All(t.Context(), testapi.New(), cluster.Place{
 		Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: kube.Scope{Classless: true}})
 	require.NoError(t, err)
 	o.Config, err = config.Parse([]byte(lan))

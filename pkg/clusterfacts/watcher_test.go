@@ -26,6 +26,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // TestMain takes away what makes errors of client-go rest, by the time of the
@@ -49,7 +50,7 @@ func bubble(t *testing.T, story func(*cluster), objects ...runtime.Object) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c := &cluster{T: t, client: fake.NewClientset(objects...)}
+		c := &cluster{T: t, client: testapi.New(objects...)}
 		c.watcher = NewWatcher(Options{Client: c.client, Log: slog.New(slog.NewTextHandler(&c.log, nil))})
 		story(c)
 	})

@@ -21,10 +21,10 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // fakeAuthorizer knows tokens by what becomes of them.
@@ -253,7 +253,7 @@ func served(t *testing.T, s *Server) *x509.Certificate {
 
 func TestDelegateAsksTheAPIServer(t *testing.T) {
 	t.Parallel()
-	client, asked := fake.NewClientset(), 0
+	client, asked := testapi.New(), 0
 	client.PrependReactor("create", "tokenreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		asked++
 		r := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()

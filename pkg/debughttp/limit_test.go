@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // dial opens a connection from one of loopback's addresses.
@@ -106,7 +108,7 @@ func TestStrangersAtThePort(t *testing.T) {
 
 // reviews is an API server that knows one token, and counts what it is asked.
 func reviews(asked *atomic.Int64) *fake.Clientset {
-	client := fake.NewClientset()
+	client := testapi.New()
 	client.PrependReactor("create", "tokenreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		asked.Add(1)
 		r := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()

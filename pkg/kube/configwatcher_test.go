@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 const (
@@ -33,7 +34,7 @@ type cluster struct {
 }
 
 func newCluster(t *testing.T) *cluster {
-	c := &cluster{T: t, client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
+	c := &cluster{T: t, client: testapi.New(), events: record.NewFakeRecorder(10)}
 	c.watcher = kube.NewConfigWatcher(c.client, kube.ConfigOptions{Events: c.events, Log: slog.New(slog.DiscardHandler)})
 	return c
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // Two controllers, one after the other, tell the same: the API server has it once.
 func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 	t.Parallel()
-	client := fake.NewClientset()
+	client := testapi.New()
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "web"}}
 	events := func() (messages []string) {
 		list, err := client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
@@ -44,7 +45,7 @@ func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 // An object that much happens to, such as a node with many sessions, is reported of all the same.
 func TestManyEventsOnOneObjectAreWritten(t *testing.T) {
 	t.Parallel()
-	client := fake.NewClientset()
+	client := testapi.New()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n1"}}
 	r := &Recorder{client: client, component: "lodestone-speaker", warnings: newEventQueue(), normal: newEventQueue()}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 const withPassword = `
@@ -30,7 +30,7 @@ peers: [{name: tor, address: 203.0.113.254, localASN: 64512, peerASN: 64513, pas
 
 func TestPasswordsFollowTheirSecret(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset(&corev1.ConfigMap{
+		client := testapi.New(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.ConfigMapName},
 			Data:       map[string]string{config.Key: withPassword},
 		})

@@ -13,13 +13,13 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
@@ -238,7 +238,7 @@ func TestInformersOfAFactoryKeepProjections(t *testing.T) {
 	}
 	node := &corev1.Node{ObjectMeta: meta("n1"), Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{SizeBytes: 1}}}}
 	node.Namespace = ""
-	client := fake.NewClientset(&corev1.Service{ObjectMeta: meta("ours")}, &corev1.Service{ObjectMeta: meta("foreign")},
+	client := testapi.New(&corev1.Service{ObjectMeta: meta("ours")}, &corev1.Service{ObjectMeta: meta("foreign")},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{"a": "b"}}}, node)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	objects.Share(factory, func(s *corev1.Service) bool { return s.Name == "ours" })

@@ -30,6 +30,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
 
@@ -59,7 +60,7 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 }
 
 func makeCluster(t testing.TB, nodes ...string) *cluster {
-	client := fake.NewClientset()
+	client := testapi.New()
 	for _, n := range nodes {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, UID: types.UID("uid-of-" + n)}}
 		if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {

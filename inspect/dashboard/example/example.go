@@ -21,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // Hostile is a text that no page may take for HTML. It is in the names, labels
@@ -82,7 +83,7 @@ func New(s Size) *Cluster {
 	if s.Trouble {
 		objects = append(objects, troubled(s)...)
 	}
-	c.Clientset = fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody applies objects, and 10,000 are quicker this way
+	c.Clientset = testapi.New(objects...)
 	return c
 }
 

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
@@ -22,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	speakers "github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -46,7 +46,7 @@ func readCluster(t *testing.T, objects ...runtime.Object) (*simulation.Cluster, 
 	t.Helper()
 	target := &target{timeout: time.Minute,
 		place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: kube.Scope{Classless: true}}}
-	return target.read(t.Context(), fake.NewClientset(objects...))
+	return target.read(t.Context(), testapi.New(objects...))
 }
 
 // Everything that the controller would decide by is read: a node's address is

@@ -21,10 +21,10 @@ import (
 	"k8s.io/client-go/dynamic"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 const simpleMetalLB = `apiVersion: metallb.io/v1beta1
@@ -112,7 +112,7 @@ func TestMigrateExits(t *testing.T) {
 // live runs the command against a cluster of these objects.
 func live(t *testing.T, d dynamic.Interface, objects []runtime.Object, args ...string) (code int, out, errs string) {
 	t.Helper()
-	client := fake.NewClientset(objects...)
+	client := testapi.New(objects...)
 	var o, e bytes.Buffer
 	code = Run(args, Streams{
 		In: strings.NewReader(""), Out: &o, Err: &e,

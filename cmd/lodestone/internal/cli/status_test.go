@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
@@ -32,6 +31,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 func TestStatusOfAHealthyCluster(t *testing.T) {
@@ -95,7 +95,7 @@ func TestStatusReportsWhatIsWrongWithTheConfiguration(t *testing.T) {
 
 // refuse makes the API server refuse to give the resource.
 func (w *world) refuse(verb, resource string) {
-	w.client = fake.NewClientset(w.objects...)
+	w.client = testapi.New(w.objects...)
 	w.client.PrependReactor(verb, resource, func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
 	})
@@ -241,7 +241,7 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	w, evil := newWorld(t), report.Session{Peer: "tor-a", Message: "\x1b]0;owned\x07", Since: time.Now()}
 	w.drop("lodestone-speaker-n1")
 	w.add(pod("speaker", "n1", "v0.4.0", true), lease("n1", nil, evil))
-	client := fake.NewClientset(w.objects...)
+	client := testapi.New(w.objects...)
 	var out bytes.Buffer
 	code := Run([]string{"status"}, Streams{Out: &out, Err: &out, Color: true,
 		Connect: func() (kubernetes.Interface, string, error) { return client, "", nil }})
@@ -254,7 +254,7 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 func watched(t *testing.T, format output.Format) (out, errs string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := newWorld(t)
-	client, calls := fake.NewClientset(w.objects...), 0
+	client, calls := testapi.New(w.objects...), 0
 	var o, e bytes.Buffer
 	cl := &target{timeout: time.Minute, place: cluster.Place{Namespace: config.Namespace, ConfigName: config.ConfigMapName},
 		connect: func() (kubernetes.Interface, string, error) {
@@ -318,7 +318,7 @@ func BenchmarkStatus(b *testing.B) {
 				s.Annotations[annotation.AddressPool] = pool
 				w.add(s, endpoints(name, nodes[i%20], nodes[(i+7)%20]))
 			}
-			o, err := cluster.All(b.Context(), fake.NewClientset(w.objects...), cluster.Place{
+			o, err := cluster.All(b.Context(), testapi.New(w.objects...), cluster.Place{
 				Namespace: config.Namespace, ConfigName: config.ConfigMapName, Scope: kube.Scope{Classless: true}})
 			require.NoError(b, err)
 			b.ResetTimer()

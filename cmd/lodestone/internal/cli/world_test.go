@@ -24,6 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // world is a cluster for a test.
@@ -56,7 +57,7 @@ func (w *world) ask(golden string, want int, args ...string) string {
 // run runs a command against the cluster.
 func (w *world) run(args ...string) (code int, text string) {
 	if w.client == nil {
-		w.client = fake.NewClientset(w.objects...)
+		w.client = testapi.New(w.objects...)
 	}
 	var out, errs bytes.Buffer
 	code = Run(args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs, Connect: func() (kubernetes.Interface, string, error) {

@@ -1,0 +1,13 @@
+// Package testapi is an API server in memory, for tests.
+package testapi
+
+import (
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// New returns a client of one that has the objects. It keeps no account of who manages which field, as server-side
+// apply would need: that takes most of a test's time, since each write builds a mapper of all kinds.
+func New(objects ...runtime.Object) *fake.Clientset {
+	return fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody applies objects
+}
