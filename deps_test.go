@@ -3,6 +3,7 @@
 package lodestone_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"go/ast"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"unicode/utf8"
 )
@@ -240,25 +242,33 @@ type listed struct {
 // listPackages returns the main module's packages by folder.
 func listPackages(t *testing.T) map[string]listed {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps", "./...").Output()
+	packages, err := modulePackages()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
-	}
-	packages := map[string]listed{}
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p listed
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		packages[strings.TrimPrefix(p.ImportPath, module+"/")] = p
 	}
 	if len(packages) < 3 {
 		t.Fatalf("go list found %d packages", len(packages))
 	}
 	return packages
 }
+
+// What several tests read is read once: under the race detector it is most of what they cost.
+var modulePackages = sync.OnceValues(func() (map[string]listed, error) {
+	out, err := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps", "./...").Output()
+	if err != nil {
+		return nil, err
+	}
+	packages := map[string]listed{}
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p listed
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return packages, nil
+		} else if err != nil {
+			return nil, err
+		}
+		packages[strings.TrimPrefix(p.ImportPath, module+"/")] = p
+	}
+})
 
 // ownLists are the packages that list objects of the API server as they are, beside the table of
 // pkg/objects. None of them keeps or follows what it reads.
@@ -475,7 +485,7 @@ const (
 // what they are.
 func TestLinesAreShort(t *testing.T) {
 	t.Parallel()
-	for _, s := range parseFiles(t, func(string) bool { return true }) {
+	for _, s := range parseFiles(t) {
 		raw := map[int]bool{}
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.HasPrefix(lit.Value, "`") {
@@ -485,11 +495,7 @@ func TestLinesAreShort(t *testing.T) {
 			}
 			return true
 		})
-		text, err := os.ReadFile(s.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, line := range strings.Split(string(text), "\n") {
+		for i, line := range strings.Split(string(s.text), "\n") {
 			if n := utf8.RuneCountInString(line); n > maxLine && !raw[i+1] {
 				t.Errorf("%s:%d has %d characters, at most %d", s.path, i+1, n, maxLine)
 			}
@@ -579,27 +585,38 @@ func receiver(e ast.Expr) string {
 	return "?"
 }
 
-// source is one parsed production file.
+// source is a parsed file.
 type source struct {
 	path string
+	text []byte
 	fset *token.FileSet
 	file *ast.File
 }
 
 func (s source) folder() string       { return filepath.ToSlash(filepath.Dir(s.path)) }
+func (s source) isTest() bool         { return strings.HasSuffix(s.path, "_test.go") }
 func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String() }
 
-// parseSources parses every Go file of the repository, all modules, that is
+// parseSources returns every Go file of the repository, all modules, that is
 // not a test.
 func parseSources(t *testing.T) []source {
 	t.Helper()
-	return parseFiles(t, func(path string) bool { return !strings.HasSuffix(path, "_test.go") })
+	return slices.DeleteFunc(slices.Clone(parseFiles(t)), source.isTest)
 }
 
-// parseFiles parses the Go files of the repository, all modules, that are wanted.
-func parseFiles(t *testing.T, wanted func(path string) bool) []source {
+// parseFiles returns every Go file of the repository, all modules.
+func parseFiles(t *testing.T) []source {
 	t.Helper()
+	sources, err := repositoryFiles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sources
+}
+
+var repositoryFiles = sync.OnceValues(func() ([]source, error) {
 	var sources []source
+	fset := token.NewFileSet()
 	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -607,19 +624,19 @@ func parseFiles(t *testing.T, wanted func(path string) bool) []source {
 		if d.IsDir() && p != "." && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "dist", "testdata"}, d.Name())) {
 			return fs.SkipDir
 		}
-		if !strings.HasSuffix(p, ".go") || !wanted(p) {
+		if !strings.HasSuffix(p, ".go") {
 			return nil
 		}
-		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, p, nil, parser.ParseComments)
+		text, err := os.ReadFile(p)
 		if err != nil {
 			return err
 		}
-		sources = append(sources, source{p, fset, f})
+		f, err := parser.ParseFile(fset, p, text, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		sources = append(sources, source{p, text, fset, f})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return sources
-}
+	return sources, err
+})

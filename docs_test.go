@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -20,8 +21,16 @@ import (
 // documents are the Markdown files of the project, by path.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
+	found, err := markdown()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+var markdown = sync.OnceValues(func() (map[string]string, error) {
 	found := map[string]string{}
-	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+	return found, filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -34,11 +43,7 @@ func documents(t *testing.T) map[string]string {
 		found[p] = string(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
-}
+})
 
 // constants calls f with each string constant of production code, its type
 // ("" if it is not written) and the file that declares it.
@@ -262,19 +267,12 @@ func anchorsOf(markdown string) map[string]bool {
 func TestTestsThatAreNamedExist(t *testing.T) {
 	t.Parallel()
 	defined := map[string]bool{}
-	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
-			return err
+	for _, s := range parseFiles(t) {
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && s.isTest() && f.Recv == nil {
+				defined[f.Name.Name] = true
+			}
 		}
-		text, err := os.ReadFile(path)
-		for _, m := range function.FindAllStringSubmatch(string(text), -1) {
-			defined[m[1]] = true
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	named := regexp.MustCompile("[`\\[, ]((?:Test|Fuzz|Benchmark)[A-Z]\\w+)")
 	for path, text := range documents(t) {

@@ -1,10 +1,8 @@
 package lodestone_test
 
 import (
-	"go/parser"
-	"go/token"
-	"io/fs"
-	"os"
+	"bytes"
+	"go/ast"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -110,28 +108,19 @@ var decodes = regexp.MustCompile(`\b(json\.(Unmarshal|NewDecoder)|kjson\.Unmarsh
 // TestParsersAreFuzzed holds that whatever reads bytes of others has a fuzz target, or that the table says why not.
 func TestParsersAreFuzzed(t *testing.T) {
 	t.Parallel()
-	target := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 	exists, reads := map[string]bool{}, map[string]bool{}
-	for _, top := range []string{"pkg", "ipam", "controller", "speaker", "inspect", "cmd"} {
-		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || filepath.Ext(path) != ".go" || strings.HasPrefix(path, "pkg/test") || strings.Contains(path, "/example/") {
-				return err
+	for _, s := range parseFiles(t) {
+		if layerOf(s.folder()) < 0 || strings.HasPrefix(s.path, "pkg/test") || strings.Contains(s.path, "/example/") {
+			continue
+		}
+		if !s.isTest() {
+			reads[s.path] = decodes.Match(s.code())
+			continue
+		}
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && strings.HasPrefix(f.Name.Name, "Fuzz") {
+				exists[s.folder()+" "+f.Name.Name] = true
 			}
-			text, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			if strings.HasSuffix(path, "_test.go") {
-				for _, m := range target.FindAllSubmatch(text, -1) {
-					exists[filepath.Dir(path)+" "+string(m[1])] = true
-				}
-				return nil
-			}
-			reads[path] = decodes.Match(code(t, path, text))
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
 		}
 	}
 	used := map[string]bool{}
@@ -159,15 +148,10 @@ func TestParsersAreFuzzed(t *testing.T) {
 }
 
 // code returns the file without its comments.
-func code(t *testing.T, path string, text []byte) []byte {
-	t.Helper()
-	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, path, text, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, group := range file.Comments {
-		for i := files.Position(group.Pos()).Offset; i < files.Position(group.End()).Offset; i++ {
+func (s source) code() []byte {
+	text := bytes.Clone(s.text)
+	for _, group := range s.file.Comments {
+		for i := s.fset.Position(group.Pos()).Offset; i < s.fset.Position(group.End()).Offset; i++ {
 			text[i] = ' '
 		}
 	}
