@@ -33,7 +33,9 @@ import (
 // program is the file of the command, as it is shipped.
 var program = sync.OnceValues(func() (string, error) {
 	file := filepath.Join(os.TempDir(), fmt.Sprintf("lodestone-test-%d", os.Getpid()))
-	out, err := exec.Command("go", "build", "-o", file, ".").CombinedOutput()
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", file, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as it is shipped, and so that it shares what is built for that
+	out, err := build.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
 	}
