@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -122,16 +123,16 @@ var accepted = map[string][]func(n int) string{
 	"kind":       {func(int) string { return Kind }},
 }
 
-// samplesFor returns the samples that a leaf takes, and at least one.
-func samplesFor(path []string) []func(n int) string {
-	name := strings.Join(path, ".")
+// samplesFor returns the samples that the leaf of that path takes, and at least one.
+func samplesFor(name string) []func(n int) string {
 	if found, ok := accepted[name]; ok {
 		return found
 	}
 	accepted[name] = samples[:1] // while others are tried
 	var found []func(n int) string
 	for _, sample := range samples {
-		doc := document(map[string]func(int) string{name: func(int) string { return "\n" + sample(0) + "\n" }}, path)
+		doc := document(map[string]func(int) string{name: func(int) string { return "\n" + sample(0) + "\n" }},
+			strings.Split(name, "."))
 		line := 0
 		for n, text := range strings.Split(doc, "\n") {
 			if text == sample(0) {
@@ -182,35 +183,40 @@ func (m *mold) document() string {
 		}
 	}
 	var b strings.Builder
-	m.mapping(&b, reflect.TypeFor[rawConfig](), nil, 0, false)
+	m.mapping(&b, reflect.TypeFor[rawConfig](), "", 0, false)
 	return strings.TrimSuffix(strings.TrimPrefix(b.String(), "{"), "}") + "\n"
 }
 
-func (m *mold) mapping(b *strings.Builder, t reflect.Type, path []string, n int, full bool) {
+// mapping writes a mapping. The path is one text, because of long lists it is looked up for every item.
+func (m *mold) mapping(b *strings.Builder, t reflect.Type, path string, n int, full bool) {
 	b.WriteString("{")
 	separator := ""
 	for _, k := range keysOf(t) {
-		child := append(slices.Clone(path), k.name)
-		if !k.required && !full && !m.wanted[strings.Join(child, ".")] {
+		child := k.name
+		if path != "" {
+			child = path + "." + k.name
+		}
+		if !k.required && !full && !m.wanted[child] {
 			continue
 		}
-		b.WriteString(separator + k.name + ": ")
+		b.WriteString(separator)
+		b.WriteString(k.name)
+		b.WriteString(": ")
 		m.any(b, t.Field(k.index).Type, child, n, full)
-		if separator = ","; len(path) == 0 {
+		if separator = ","; path == "" {
 			separator = "\n"
 		}
 	}
 	b.WriteString("}")
 }
 
-func (m *mold) any(b *strings.Builder, t reflect.Type, path []string, n int, full bool) {
-	name := strings.Join(path, ".")
+func (m *mold) any(b *strings.Builder, t reflect.Type, path string, n int, full bool) {
 	switch {
 	case t == reflect.TypeFor[value]():
 		m.leaf(b, path, n)
 	case t == reflect.TypeFor[[]pair]():
 		b.WriteString("{")
-		for i := range max(m.counts[name], 1) {
+		for i := range max(m.counts[path], 1) {
 			fmt.Fprintf(b, "n%d: ", n+i)
 			m.leaf(b, path, n+i)
 			b.WriteString(",")
@@ -218,12 +224,13 @@ func (m *mold) any(b *strings.Builder, t reflect.Type, path []string, n int, ful
 		b.WriteString("}")
 	case t.Kind() == reflect.Slice:
 		b.WriteString("[")
-		count, isGrown := m.counts[name]
+		count, isGrown := m.counts[path]
+		full = full || m.full[path]
 		for i := range max(count, 1) {
 			if !isGrown {
 				i = n
 			}
-			m.any(b, t.Elem(), path, i, full || m.full[name])
+			m.any(b, t.Elem(), path, i, full)
 			b.WriteString(",")
 			if isGrown && i%1000 == 999 {
 				b.WriteString("\n")
@@ -233,7 +240,7 @@ func (m *mold) any(b *strings.Builder, t reflect.Type, path []string, n int, ful
 	case t.Kind() == reflect.Pointer:
 		m.any(b, t.Elem(), path, n, full)
 	default:
-		if write, ok := m.leaves[name]; ok {
+		if write, ok := m.leaves[path]; ok {
 			b.WriteString(write(n))
 			return
 		}
@@ -241,35 +248,36 @@ func (m *mold) any(b *strings.Builder, t reflect.Type, path []string, n int, ful
 	}
 }
 
-func (m *mold) leaf(b *strings.Builder, path []string, n int) {
-	if write, ok := m.leaves[strings.Join(path, ".")]; ok {
+func (m *mold) leaf(b *strings.Builder, path string, n int) {
+	if write, ok := m.leaves[path]; ok {
 		b.WriteString(write(n))
 		return
 	}
 	b.WriteString(samplesFor(path)[0](n))
 }
 
-// grown returns the largest document within the size in which the lists have
+// grown returns about the largest document within the size in which the lists have
 // as many items as possible, each the same share of it.
 func grown(size int, make func() *mold, lists ...list) string {
-	width := func(n int) int {
+	write := func(n int) string {
 		m := make()
 		for _, l := range lists {
 			m.counts[l.String()] = n
 		}
-		return len(m.document())
+		return m.document()
 	}
-	const probe = 1000
-	base := width(1)
-	per := max(1, (width(probe)-base)/(probe-1))
-	for n := max(1, (size-base)/per); ; n = n * 15 / 16 {
-		m := make()
-		for _, l := range lists {
-			m.counts[l.String()] = n
-		}
-		if doc := m.document(); len(doc) <= size || n == 1 {
+	probe, degree := 1000, 1.0
+	if len(lists) == 2 && strings.HasPrefix(lists[1].String(), lists[0].String()+".") { // a list in each item of the other one
+		probe, degree = 30, 2
+	}
+	base := len(write(1))
+	per := max(1, float64(len(write(probe))-base)/math.Pow(float64(probe), degree))
+	for n := max(1, int(math.Pow(float64(size-base)/per, 1/degree))); ; {
+		doc := write(n)
+		if len(doc) <= size || n == 1 {
 			return doc
 		}
+		n = max(1, min(n-1, n*size/len(doc))) // later items are longer than those of the probe
 	}
 }
 
@@ -306,10 +314,10 @@ func listShapes() []shape {
 			add(l, "broken "+text[:min(len(text), 8)], func(m *mold) { m.leaves[name] = func(int) string { return text } })
 		}
 		if l.elem.Kind() != reflect.Struct || l.elem == reflect.TypeFor[value]() || l.pairs {
-			for i, sample := range samplesFor(l.path) {
+			for i, sample := range samplesFor(name) {
 				add(l, "valid "+strconv.Itoa(i), func(m *mold) { m.leaves[name] = sample })
 			}
-			add(l, "same", func(m *mold) { same := samplesFor(l.path)[0](0); m.leaves[name] = func(int) string { return same } })
+			add(l, "same", func(m *mold) { same := samplesFor(name)[0](0); m.leaves[name] = func(int) string { return same } })
 			add(l, "unknown", func(m *mold) { m.leaves[name] = func(n int) string { return "wrong" + strconv.Itoa(n) } })
 			continue
 		}
@@ -321,12 +329,12 @@ func listShapes() []shape {
 			if l.elem.Field(k.index).Type != reflect.TypeFor[value]() {
 				continue
 			}
-			for i, sample := range samplesFor(child) {
+			for i, sample := range samplesFor(strings.Join(child, ".")) {
 				add(l, fmt.Sprintf("with %s %d", k.name, i), func(m *mold) { m.want(child); m.leaves[strings.Join(child, ".")] = sample })
 			}
 			add(l, "same "+k.name, func(m *mold) {
 				m.want(child)
-				same := samplesFor(child)[0](0)
+				same := samplesFor(strings.Join(child, "."))[0](0)
 				m.leaves[strings.Join(child, ".")] = func(int) string { return same }
 			})
 		}
