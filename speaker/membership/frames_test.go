@@ -81,7 +81,7 @@ func (t traffic) perSecond(speakers int, d time.Duration) (packets, connections,
 // Speakers start at once, as after a power cut, and know each other soon; then they are idle. What memberlist sends does
 // not grow with the fleet, per speaker. Heartbeats are not here: see TestPacketsOfASpeaker of package watch.
 func TestFramesOnTheSegment(t *testing.T) {
-	for _, n := range []int{3, *speakers} {
+	for _, n := range []int{3, *speakers / 2} {
 		synctest.Test(t, func(t *testing.T) {
 			const start, idle = 10 * time.Second, time.Minute
 			s, all := strangers(t, config.FailoverNormal.Membership(), n, slog.DiscardHandler)

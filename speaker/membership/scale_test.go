@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var speakers = flag.Int("speakers", 40, "how many TestOneOfManyIsLost has")
+var speakers = flag.Int("speakers", 40, "how many TestOneOfManyIsLost has, and TestFramesOnTheSegment half as many")
 
 // One of many speakers loses power that takes no part in failure detection. memberlist lets all others know, and none is
 // taken for dead that is not.
 func TestOneOfManyIsLost(t *testing.T) {
-	const watched = 10 * time.Second
+	const watched = 3 * time.Second
 	n := *speakers
 	onSegment(t, quick(), n, slog.DiscardHandler, func(t *testing.T, s *segment, all []*Task) {
 		verdicts := count(all)
