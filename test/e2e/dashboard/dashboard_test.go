@@ -50,7 +50,7 @@ var build = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	binary := filepath.Join(dir, "dashboard")
-	cmd := exec.Command("go", "build", "-o", binary, "./hack/dashboard")
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "./hack/dashboard")
 	cmd.Dir = "../../.."
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build: %w: %s", err, out)
