@@ -67,8 +67,8 @@ func TestTheDockerfileForOtherNodes(t *testing.T) {
 // another key has signed.
 func TestCosignVerifiesARelease(t *testing.T) {
 	cosign := install(t, "github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3")
-	r := fakeRelease(t, newFakes(t), "v9.8.7", testKey(t))
-	stranger := fakeRelease(t, newFakes(t), "v9.8.7", testKey(t))
+	r := fakeRelease(t, "v9.8.7", testKey(t))
+	stranger := fakeRelease(t, "v9.8.7", testKey(t))
 	hub := httptest.NewServer(registry.New())
 	t.Cleanup(hub.Close)
 	place := strings.TrimPrefix(hub.URL, "http://")
@@ -97,7 +97,7 @@ func TestCosignVerifiesARelease(t *testing.T) {
 // TestKrewInstallsTheCommand from the manifest and the archive of a release.
 func TestKrewInstallsTheCommand(t *testing.T) {
 	krew := install(t, "sigs.k8s.io/krew/cmd/krew@v0.4.3")
-	r := fakeRelease(t, newFakes(t), "v9.8.7", nil)
+	r := fakeRelease(t, "v9.8.7", nil)
 	root := t.TempDir()
 	own := runtime.GOOS + "_" + runtime.GOARCH
 	cmd := exec.CommandContext(t.Context(), krew, "install", "--manifest="+krewName, "--archive=lodestone_v9.8.7_"+own+".tar.gz")

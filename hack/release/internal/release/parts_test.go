@@ -36,9 +36,8 @@ import (
 // TestParts looks at each part of one release, as those do who get it.
 func TestParts(t *testing.T) {
 	t.Parallel()
-	f := newFakes(t)
-	r := fakeRelease(t, f, "v9.8.7-rc.1", testKey(t))
-	program := f.built["v9.8.7-rc.1 "+r.commit]
+	r := fakeRelease(t, "v9.8.7-rc.1", testKey(t))
+	program := fake(r.Version, r.commit)
 	hub := httptest.NewServer(registry.New())
 	t.Cleanup(hub.Close)
 	host := strings.TrimPrefix(hub.URL, "http://")
@@ -427,21 +426,24 @@ func TestABuildThatOthersWouldNotGetIsRefused(t *testing.T) {
 
 // TestTheGoCommandBuildsTheSameEverywhere builds with an environment that would spoil it.
 func TestTheGoCommandBuildsTheSameEverywhere(t *testing.T) {
-	f := newFakes(t)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module fake\n\ngo 1.26\n"), 0o600))
+	const source = "package main\n\nvar version string\n\nfunc main() { println(version) }\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(source), 0o600))
 	t.Setenv("GOFLAGS", "-tags=mine -trimpath=false")
 	t.Setenv("CGO_ENABLED", "1")
 	t.Setenv("GOAMD64", "v3")
 	t.Setenv("GOOS", "plan9")
-	build := GoBuild(f.dir, "-X main.version=v1.2.3")
+	build := GoBuild(dir, "-X main.version=v1.2.3")
 	out := filepath.Join(t.TempDir(), "out")
 	p := Platform{"linux", "amd64"}
 	info, err := build(t.Context(), Build{Package: ".", Platform: p, Out: out})
 	require.NoError(t, err)
 	require.NoError(t, checkBuild(info, p))
 	require.Contains(t, info.Settings, debug.BuildSetting{Key: "GOAMD64", Value: "v1"})
-	require.NotContains(t, string(mustRead(t, out)), f.dir)
+	require.NotContains(t, string(mustRead(t, out)), dir)
 
-	_, err = GoBuild(f.dir, "")(t.Context(), Build{Package: ".", Platform: p, Out: out})
+	_, err = GoBuild(dir, "")(t.Context(), Build{Package: ".", Platform: p, Out: out})
 	require.ErrorContains(t, err, "run make release")
 	_, err = build(t.Context(), Build{Package: "./nowhere", Platform: p, Out: out})
 	require.ErrorContains(t, err, "nowhere")

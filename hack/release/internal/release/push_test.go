@@ -18,7 +18,7 @@ import (
 // TestPushBringsAllToARegistry below another place, each with a signature that is verified from there.
 func TestPushBringsAllToARegistry(t *testing.T) {
 	t.Parallel()
-	r := fakeRelease(t, newFakes(t), "v9.8.7", testKey(t))
+	r := fakeRelease(t, "v9.8.7", testKey(t))
 	hub := httptest.NewServer(registry.New())
 	t.Cleanup(hub.Close)
 	place := strings.TrimPrefix(hub.URL, "http://") + "/deep/below"
@@ -45,8 +45,8 @@ func TestPushBringsAllToARegistry(t *testing.T) {
 
 func TestPushRefusesWhatIsNotTheRelease(t *testing.T) {
 	t.Parallel()
-	f, key := newFakes(t), testKey(t)
-	r := fakeRelease(t, f, "v9.8.7", key)
+	key := testKey(t)
+	r := fakeRelease(t, "v9.8.7", key)
 	hub := httptest.NewServer(registry.New())
 	place := strings.TrimPrefix(hub.URL, "http://")
 	own := filepath.Join(r.Dist, publicKeyName)
@@ -62,7 +62,7 @@ func TestPushRefusesWhatIsNotTheRelease(t *testing.T) {
 		require.ErrorContains(t, Push(t.Context(), dist, place, key, &out), want)
 		require.Empty(t, out.String())
 	}
-	stranger := fakeRelease(t, f, "v9.8.7", testKey(t))
+	stranger := fakeRelease(t, "v9.8.7", testKey(t))
 	refuse(r.Dist, filepath.Join(stranger.Dist, publicKeyName), "by the key "+stranger.Dist)
 	refuse(copied(func(dist string) { tamper(t, filepath.Join(dist, checksumsName)) }), own, "one of them was changed, or another key")
 	refuse(copied(func(dist string) { tamper(t, filepath.Join(dist, signatureName)) }), own, "is not the signature of checksums.txt")
@@ -82,9 +82,8 @@ func TestPushRefusesWhatIsNotTheRelease(t *testing.T) {
 func TestAReleaseForFewerPlatforms(t *testing.T) {
 	t.Parallel()
 	root, commit := repository(t)
-	f := newFakes(t)
 	var log bytes.Buffer
-	c := Config{Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: "v9.8.7", Out: &log, Build: f.builder("v9.8.7", commit)}
+	c := Config{Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: "v9.8.7", Out: &log, Build: fakeBuilder("v9.8.7", commit)}
 	for platform, want := range map[string]string{
 		"plan9/mips":   `the platform "plan9/mips" is none of those that a release has: linux/amd64 linux/arm64`,
 		"darwin/arm64": "the platforms darwin/arm64 have to have one of Linux",

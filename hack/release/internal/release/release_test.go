@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,70 +22,29 @@ const checkout = "../../../.."
 // commitDate is the time of the commit that tests make a release of.
 const commitDate = "2031-05-04T03:02:01+00:00"
 
-// fakeSource is a program that answers as the command does. It imports little, so that it is
-// built in a moment.
-const fakeSource = `package main
-
-import "os"
-
-var version, commit string
-
-func main() {
-	switch args := os.Args[1:]; {
-	case args[0] == "version":
-		os.Stdout.WriteString("lodestone " + version + " (commit " + commit + ", date 2031-05-04T03:02:01+00:00, go)\n")
-	case args[0] == "completion":
-		os.Stdout.WriteString("# completion for " + args[1] + "\n")
-	case args[0] == "man":
-		if err := os.WriteFile(args[1]+"/lodestone.1", []byte(".TH LODESTONE 1\n"), 0o644); err != nil {
-			os.Exit(1)
-		}
-	}
-}
-`
-
-// fakes builds the fake program, once for each version and commit: the compiler is what these
-// tests would wait for.
-type fakes struct {
-	dir   string
-	mutex sync.Mutex
-	built map[string][]byte
+// fake returns a program that answers as the command does. It is a script: compiling programs and compressing them
+// would be most of what these tests cost.
+func fake(version, commit string) []byte {
+	return []byte(`#!/bin/sh
+case $1 in
+version) echo "lodestone ` + version + " (commit " + commit + ", date " + commitDate + `, go)" ;;
+completion) echo "# completion for $2" ;;
+man) echo ".TH LODESTONE 1" >"$2/lodestone.1" ;;
+esac
+exit
+`)
 }
 
-func newFakes(t *testing.T) *fakes {
-	t.Helper()
-	f := &fakes{dir: t.TempDir(), built: map[string][]byte{}}
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "go.mod"), []byte("module fake\n\ngo 1.26\n"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "main.go"), []byte(fakeSource), 0o600))
-	return f
-}
-
-// builder returns one that writes the fake for this machine, whatever platform is asked for, and
-// says that it was built as it should be. What is appended to a program does not keep it from
-// running, and tells one binary from another.
-func (f *fakes) builder(version, commit string) Builder {
-	return func(ctx context.Context, b Build) (*debug.BuildInfo, error) {
-		f.mutex.Lock()
-		defer f.mutex.Unlock()
-		key := version + " " + commit
-		if f.built[key] == nil {
-			out := filepath.Join(f.dir, "fake")
-			cmd := exec.CommandContext(ctx, "go", "build", "-o", out, "-trimpath", "-buildvcs=false",
-				"-ldflags", "-X main.version="+version+" -X main.commit="+commit, ".")
-			cmd.Dir, cmd.Env = f.dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
-			if text, err := cmd.CombinedOutput(); err != nil {
-				return nil, fmt.Errorf("%w: %s", err, text)
-			}
-			content, err := os.ReadFile(out)
-			if err != nil {
-				return nil, err
-			}
-			f.built[key] = content
-		}
-		return infoOf(b.Platform), os.WriteFile(b.Out, content(f.built[key], b.Package, b.Platform), 0o700)
+// fakeBuilder returns a builder that writes the fake for this machine, whatever platform is asked for, and
+// says that it was built as it should be.
+func fakeBuilder(version, commit string) Builder {
+	return func(_ context.Context, b Build) (*debug.BuildInfo, error) {
+		return infoOf(b.Platform), os.WriteFile(b.Out, content(fake(version, commit), b.Package, b.Platform), 0o700)
 	}
 }
 
+// content is a program of that package for the platform. What is appended to the script is not run, and tells one
+// binary from another.
 func content(program []byte, pkg string, p Platform) []byte {
 	return append(bytes.Clone(program), "\n"+pkg+" "+p.String()+"\n"...)
 }
@@ -147,13 +105,13 @@ func (r released) read(t *testing.T, name string) []byte {
 	return text
 }
 
-// fakeRelease makes a release of a repository, by a fake compiler.
-func fakeRelease(t *testing.T, f *fakes, version string, key *Key) released {
+// fakeRelease makes a release of a repository, of fake programs.
+func fakeRelease(t *testing.T, version string, key *Key) released {
 	t.Helper()
 	root, commit := repository(t)
 	said := &bytes.Buffer{}
 	r := released{Config{
-		Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: version, Key: key, Out: said, Build: f.builder(version, commit),
+		Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: version, Key: key, Out: said, Build: fakeBuilder(version, commit),
 	}, commit, said}
 	require.NoError(t, Make(t.Context(), r.Config))
 	return r
@@ -185,7 +143,7 @@ func TestMain(m *testing.M) {
 
 func TestAReleaseIsWhole(t *testing.T) {
 	t.Parallel()
-	r := fakeRelease(t, newFakes(t), "v9.8.7", testKey(t))
+	r := fakeRelease(t, "v9.8.7", testKey(t))
 	entries, err := os.ReadDir(r.Dist)
 	require.NoError(t, err)
 	var names []string
@@ -228,8 +186,8 @@ func TestAReleaseIsWhole(t *testing.T) {
 // the folder or chance. A third one, of another version, differs.
 func TestTheSameCommitGivesTheSameBytes(t *testing.T) {
 	t.Parallel()
-	f, key := newFakes(t), testKey(t)
-	first, second, other := fakeRelease(t, f, "v9.8.7", key), fakeRelease(t, f, "v9.8.7", key), fakeRelease(t, f, "v9.8.8", key)
+	key := testKey(t)
+	first, second, other := fakeRelease(t, "v9.8.7", key), fakeRelease(t, "v9.8.7", key), fakeRelease(t, "v9.8.8", key)
 	require.Equal(t, first.commit, second.commit, "the repositories of this test differ")
 	require.NotEqual(t, first.Root, second.Root)
 	require.Equal(t, allDigests(t, first.Dist), allDigests(t, second.Dist))
@@ -264,7 +222,7 @@ func tamper(t *testing.T, path string) {
 
 func TestWithoutAKeyTheReleaseSaysThatItIsUnsigned(t *testing.T) {
 	t.Parallel()
-	r := fakeRelease(t, newFakes(t), "v9.8.7", nil)
+	r := fakeRelease(t, "v9.8.7", nil)
 	require.Contains(t, r.said.String(), "UNSIGNED: no key was given; make release VERSION=v9.8.7 KEY=<file> signs\n")
 	for _, name := range []string{signatureName, bundleName, publicKeyName, envelopeName} {
 		require.NoFileExists(t, filepath.Join(r.Dist, name))
@@ -278,10 +236,9 @@ func TestWithoutAKeyTheReleaseSaysThatItIsUnsigned(t *testing.T) {
 func TestWhatIsNoReleaseIsRefused(t *testing.T) {
 	t.Parallel()
 	root, commit := repository(t)
-	f := newFakes(t)
 	try := func(change func(*Config)) error {
 		c := Config{
-			Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: "v9.8.7", Out: io.Discard, Build: f.builder("v9.8.7", commit),
+			Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: "v9.8.7", Out: io.Discard, Build: fakeBuilder("v9.8.7", commit),
 		}
 		change(&c)
 		return Make(t.Context(), c)
@@ -300,8 +257,8 @@ func TestWhatIsNoReleaseIsRefused(t *testing.T) {
 	require.ErrorContains(t, try(func(c *Config) { c.Dist = used }), used+" for the release is not empty")
 
 	// A program that says another version, because linker flags did not fit, is not released.
-	require.ErrorContains(t, try(func(c *Config) { c.Build = f.builder("v9.8.6", commit) }), `should begin with "lodestone v9.8.7`)
-	require.ErrorContains(t, try(func(c *Config) { c.Build = f.builder("v9.8.7", "deadbeef") }), "linker flags are not this commit's")
+	require.ErrorContains(t, try(func(c *Config) { c.Build = fakeBuilder("v9.8.6", commit) }), `should begin with "lodestone v9.8.7`)
+	require.ErrorContains(t, try(func(c *Config) { c.Build = fakeBuilder("v9.8.7", "deadbeef") }), "linker flags are not this commit's")
 
 	// Nor is what a machine's own settings are in.
 	require.ErrorContains(t, try(func(c *Config) {

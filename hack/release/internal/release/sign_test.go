@@ -67,8 +67,7 @@ func verify(v signature.Verifier, signed string, text []byte) error {
 
 func TestSignaturesAreVerifiedBySigstore(t *testing.T) {
 	t.Parallel()
-	f := newFakes(t)
-	r := fakeRelease(t, f, "v9.8.7", testKey(t))
+	r := fakeRelease(t, "v9.8.7", testKey(t))
 	v := verifier(t, r)
 	stranger, err := signature.LoadVerifier(testKey(t).private.Public(), crypto.SHA256)
 	require.NoError(t, err)
@@ -193,7 +192,7 @@ func checkStatement(t *testing.T, r released, text []byte) {
 // TestTheUnsignedProvenanceIsTheSameStatement without an envelope around it.
 func TestTheUnsignedProvenanceIsTheSameStatement(t *testing.T) {
 	t.Parallel()
-	r := fakeRelease(t, newFakes(t), "v9.8.7", nil)
+	r := fakeRelease(t, "v9.8.7", nil)
 	checkStatement(t, r, r.read(t, provenanceName))
 }
 
