@@ -2,6 +2,7 @@ package ipam_test
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -219,7 +220,7 @@ func (s *story) gets(service, want string, wishes ...wish) {
 	require.Equal(s, want, text(held))
 	require.Equal(s, held, s.Holds(service))
 	for _, h := range held {
-		require.Contains(s, s.HoldersOf(h.Addr), owner(service))
+		require.True(s, slices.Contains(s.HoldersOf(h.Addr), owner(service)), "%s is held by %v", h.Addr, s.HoldersOf(h.Addr))
 	}
 }
 
