@@ -75,13 +75,23 @@ func template(t *testing.T, args ...string) (string, error) {
 		"v1.36.0"}, args...)...)
 }
 
+// renderings are what render has returned, by its arguments. The tests are not parallel.
+var renderings = map[string]string{}
+
+// render renders the chart with a file of values, once for the same file and flags: most of the tests look at the
+// same rendering, and helm takes longer than all that they look at.
 func render(t *testing.T, values string, flags ...string) string {
 	t.Helper()
-	out, err := template(t, append([]string{"--values", values}, flags...)...)
-	if err != nil {
-		t.Fatal(err)
+	args := append([]string{"--values", values}, flags...)
+	key := strings.Join(args, "\n")
+	if renderings[key] == "" {
+		out, err := template(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		renderings[key] = out
 	}
-	return out
+	return renderings[key]
 }
 
 func TestLint(t *testing.T) {
