@@ -32,7 +32,7 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 		l.Err = s.Err
 		return
 	case s.Config == l.Config && s.Facts == l.Facts:
-		if ended := l.conflicts.expire(now); ended || l.foreign.moved {
+		if ended := l.conflicts.withheld.expire(l.conflicts.reported, now); ended || l.foreign.moved {
 			l.reconfigure(now)
 		}
 		return
@@ -59,7 +59,7 @@ func (l *Ledger) reconfigure(now time.Time) {
 	l.waiters.swept, l.foreign.moved = false, false
 	l.leasing.drop(now)
 	s := ipam.Setup{Pools: l.Config.Pools, Quarantine: l.Config.Quarantine, Reservations: l.Config.Reservations,
-		Conflicted: slices.SortedFunc(maps.Keys(l.conflicts.withheld), netip.Addr.Compare)}
+		Conflicted: slices.SortedFunc(maps.Keys(l.conflicts.withheld.addrs), netip.Addr.Compare)}
 	for _, f := range slices.Concat(clusterfacts.Forbid(l.Config, l.Facts), l.foreign.forbidden()) {
 		s.Forbidden = append(s.Forbidden, ipam.Forbidden{Range: f.Range, Why: f.Why})
 	}

@@ -20,10 +20,11 @@
 //	waiters.go     something became free: who waits for it
 //	leasing.go     DHCP servers lease addresses, or end leases
 //	conflicts.go   another host has an address
+//	withheld.go    which addresses nobody draws for that reason
 //	scope.go       another load balancer serves a Service
 //	stats.go       somebody counts
 //
-// The Ledger lives in memory. Prime rebuilds it at the start from what the Services say.
+// The Ledger lives in memory. Prime rebuilds it at the start from the objects of the Services.
 package ledger
 
 import (
@@ -98,7 +99,7 @@ func New(scope kube.Scope) *Ledger {
 		scope: scope, dialects: compat.For(nil), edition: 1, accounts: accounts{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
-		conflicts: conflicts{held: held, withheld: map[netip.Addr]withheld{}, full: map[bound]int{}},
+		conflicts: conflicts{held: held, withheld: newWithheld(held)},
 		foreign:   foreigners{shown: map[string][]netip.Addr{}},
 	}
 }
@@ -184,7 +185,7 @@ func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []c
 	}
 	held := l.held.Holds(a.owner.UID)
 	left = slices.DeleteFunc(toLeave, func(d clusterfacts.Conflict) bool { return holds(held, d.VIP) })
-	if l.conflicts.withhold(left, now) {
+	if l.conflicts.withheld.add(left, now) {
 		l.reconfigure(now)
 	}
 	return left, refusal

@@ -200,7 +200,7 @@ func (l *Ledger) Retry(now time.Time) []string {
 func (l *Ledger) takeStock(now time.Time) (changed bool) {
 	w := &l.waiters
 	w.next, _ = l.held.NextFree(now)
-	if lapse := l.conflicts.lapse; !lapse.IsZero() && (w.next.IsZero() || lapse.Before(w.next)) {
+	if lapse := l.conflicts.withheld.lapse(); !lapse.IsZero() && (w.next.IsZero() || lapse.Before(w.next)) {
 		w.next = lapse
 	}
 	if w.swept {
