@@ -100,7 +100,7 @@ func (b *beacons) next(vips map[netip.Addr]*vip) *vip {
 	for range 2 { // the rest of the ring, and once around
 		for len(b.ring) > 0 {
 			v := b.ring[0]
-			if b.ring = b.ring[1:]; v.announces() && v.reason == "" && !v.contested() {
+			if b.ring = b.ring[1:]; !v.gone && !v.Leaving && v.reason == "" && !v.contested() {
 				return v
 			}
 		}

@@ -53,7 +53,7 @@ func (h *hearing) count(c Counted, now time.Time, out *Effects) {
 // announcements are left out until the next one is due.
 func (m *Machine) askInstead(p pending) [][]byte {
 	if p.step != stepBeacon {
-		m.again(p)
+		m.queue.again(p, m.now)
 		return nil
 	}
 	return [][]byte{m.Protocol.Probe(m.statement(p.vip), wire.MAC{})}

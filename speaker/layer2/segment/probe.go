@@ -50,3 +50,9 @@ func (m *Machine) probe(p pending) [][]byte {
 	m.queue.enter(p)
 	return [][]byte{m.Protocol.Probe(m.statement(v), wire.MAC{})}
 }
+
+// probedAtLast reports whether the step is one of the probes of a VIP that leaves. Those of a new VIP go on: if the VIP
+// is free, this node answers for it until the next owner is heard, which may wait for its kube-proxy.
+func (v *vip) probedAtLast(s step) bool {
+	return (v.reason == Probing || v.answersAtLast()) && s >= stepProbe && s <= stepProbed
+}

@@ -10,21 +10,6 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// Schedule has the times at which a VIP is announced after this node became its owner.
-var Schedule = [...]time.Duration{
-	// At once: traffic is lost until neighbours hear of it.
-	0,
-	// For lost frames, and for neighbours that the old owner answered just before.
-	100 * time.Millisecond,
-	// For busy hosts, for routers that limit ARP packets, and for links that came up a moment ago.
-	// RFC 5227 section 1.1 has two announcements with two seconds between them (ANNOUNCE_NUM,
-	// ANNOUNCE_INTERVAL).
-	time.Second,
-	2 * time.Second,
-	// For switches that learn again after a topology change.
-	4 * time.Second,
-}
-
 // The pace of announcements on one interface: every host on the segment has to handle these broadcasts, and
 // routers drop ARP packets above some rate. 5,000 VIPs take one second.
 const (
@@ -36,7 +21,62 @@ const (
 	pendingAtOnce = 64
 )
 
-// step is the kind of a pending frame. Steps below stepRefresh are the announcements of Schedule.
+// sendDue sends what is due, within the pace.
+func (m *Machine) sendDue() {
+	for range pendingAtOnce {
+		p, ok := m.queue.pop(m.now)
+		if !ok {
+			return
+		}
+		p.done()
+		if frames := m.frames(p); len(frames) > 0 {
+			m.out.send(frames...)
+			m.queue.spend(len(frames), m.now)
+		}
+	}
+}
+
+// frames returns the frames of p, if there are any, and enters what follows p.
+func (m *Machine) frames(p pending) [][]byte {
+	if p.step == stepBeacon && !m.Whole {
+		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beacons.wait(m.Crowd))})
+		p.vip = m.beacons.next(m.vips)
+	}
+	v := p.vip
+	switch {
+	case v == nil, v.gone, v.Leaving && !v.probedAtLast(p.step):
+		return nil
+	case p.step.claims():
+		return m.announce(p)
+	case p.step == stepPoll:
+		return m.poll(v)
+	case p.step == stepChallenge:
+		return m.askChallenged(p)
+	case p.edition != v.edition: // announced or probed anew since
+		return nil
+	case p.step == stepRecheck:
+		v.heard = false // set again if the other machine still has it
+		p.step, p.due = stepProbe, m.now
+		m.queue.enter(p)
+		return nil
+	}
+	return m.probe(p)
+}
+
+// done notes that p is not pending any more.
+func (p pending) done() {
+	switch p.step {
+	case stepCorrection:
+		p.vip.correcting = false
+	case stepLag:
+		p.vip.lagging = false
+	case stepChallenge:
+		delete(p.vip.challenged, p.to)
+	}
+}
+
+// step is the kind of a pending frame. Steps below stepRefresh are the announcements of Schedule. Steps from
+// stepProbe to below stepProbed are the probes of a VIP. At stepProbed there is no time left to answer the last one.
 type step int
 
 const (
@@ -56,6 +96,9 @@ const (
 
 // claims reports whether the step announces the VIP. The others ask for it.
 func (s step) claims() bool { return s < stepProbe }
+
+// scheduled reports whether the step is an announcement that another one follows.
+func (s step) scheduled() bool { return s <= stepRefresh }
 
 // pending is something that has to be sent when it is due.
 type pending struct {
@@ -126,113 +169,4 @@ func (q *queue) spend(frames int, now time.Time) {
 	if lacking := framesAtOnce - q.pace.TokensAt(now); lacking > 0 {
 		q.free = now.Add(time.Duration(lacking/framesPerSecond*float64(time.Second)) + 1)
 	}
-}
-
-// sendDue sends what is due, within the pace.
-func (m *Machine) sendDue() {
-	for range pendingAtOnce {
-		p, ok := m.queue.pop(m.now)
-		if !ok {
-			return
-		}
-		p.done()
-		frames := m.frames(&p)
-		if len(frames) == 0 {
-			continue
-		}
-		m.out.send(frames...)
-		m.queue.spend(len(frames), m.now)
-		if p.step.claims() {
-			m.out.Announcements += len(frames)
-			p.vip.claimed, p.vip.announced = time.Time{}, m.now // our announcement overrides earlier claims
-		}
-		m.again(p)
-	}
-}
-
-// done notes that p is not pending any more.
-func (p pending) done() {
-	switch p.step {
-	case stepCorrection:
-		p.vip.correcting = false
-	case stepLag:
-		p.vip.lagging = false
-	case stepChallenge:
-		delete(p.vip.challenged, p.to)
-	}
-}
-
-// frames returns the frames of p, if there are any.
-func (m *Machine) frames(p *pending) [][]byte {
-	if p.step == stepBeacon && !m.Whole {
-		m.queue.enter(pending{step: stepBeacon, due: m.now.Add(m.beacons.wait(m.Crowd))})
-		p.vip = m.beacons.next(m.vips)
-	}
-	v := p.vip
-	switch {
-	case v == nil, v.gone, v.Leaving && !v.probedAtLast(p.step):
-		return nil // and no repetition
-	case p.step > 1 && p.step.claims() && !m.Whole && m.hearing.deaf:
-		frames := m.askInstead(*p)
-		p.step = stepProbe
-		return frames
-	case p.step == stepPoll:
-		return m.poll(v)
-	case p.step == stepChallenge:
-		return m.askChallenged(*p)
-	case (p.step <= stepRefresh || p.step >= stepProbe) && p.edition != v.edition:
-		return nil // announced or probed anew since
-	case p.step == stepRecheck:
-		v.heard = false // set again if the other machine still has it
-		p.step, p.due = stepProbe, m.now
-		m.queue.enter(*p)
-		return nil
-	case p.step >= stepProbe:
-		return m.probe(*p)
-	case v.reason != "":
-		return nil
-	case (p.step > 0 && p.step <= stepRefresh || p.step == stepRound) && v.contested():
-		m.again(*p) // the correction of the rival's claim comes instead
-		return nil
-	}
-	return m.Protocol.Announce(m.statement(v), p.step == 0)
-}
-
-// announces reports whether this node may announce the VIP.
-func (v *vip) announces() bool { return !v.gone && !v.Leaving }
-
-// probedAtLast reports whether the step is one of the probes of a VIP that leaves. Those of a new VIP go on: if the VIP
-// is free, this node answers for it until the next owner is heard, which may wait for its kube-proxy.
-func (v *vip) probedAtLast(s step) bool {
-	return (v.reason == Probing || v.answersAtLast()) && s >= stepProbe && s <= stepProbed
-}
-
-// announceAnew announces the VIP as if it were new. One that was not found to be free is probed before.
-func (m *Machine) announceAnew(v *vip) {
-	v.edition++
-	p := pending{vip: v, edition: v.edition}
-	if v.unprobed {
-		v.reason, v.by, v.heard = Probing, wire.MAC{}, false
-		p.step, p.due = stepProbe, m.now
-	}
-	m.queue.enter(p)
-}
-
-// again enters the announcement that follows p, which was sent just now.
-func (m *Machine) again(p pending) {
-	if p.step > stepRefresh {
-		return
-	}
-	if p.step == 0 {
-		p.first = m.now
-	}
-	switch p.step = min(p.step+1, stepRefresh); {
-	case p.step < stepRefresh:
-		p.due = p.first.Add(Schedule[p.step])
-	case p.vip.Refresh > 0:
-		p.due = m.now.Add(p.vip.Refresh)
-	default:
-		return
-	}
-	m.queue.enter(p)
 }

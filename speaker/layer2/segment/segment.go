@@ -14,6 +14,7 @@
 //	contest.go   two speakers of this cluster claim one VIP: which one yields
 //	probe.go     whether a new address is in use, and when it is free again
 //	queue.go     what has to be sent, and when
+//	announce.go  the announcements of a VIP, and when they are repeated
 //	hearing.go   whether the interface is deaf: it carries one way only
 package segment
 
