@@ -254,16 +254,7 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		v := m.vips[addr]
 		switch {
 		case v == nil, !w.Leaving && (v.Leaving || v.Arriving && !w.Arriving && v.reason == Yielded):
-			// A VIP that comes back is announced like a new one, and neither waited for nor probed while this node still
-			// answers for it.
-			answers := v.answersAtLast()
-			if v != nil {
-				v.gone = true
-			}
-			v = &vip{addr: addr, unprobed: w.Probe && !answers}
-			if w.Arriving && !answers {
-				v.reason = Yielded
-			}
+			v = renew(v, addr, w)
 			m.vips[addr], fresh = v, append(fresh, v)
 		case v.Refresh != w.Refresh && !w.Leaving && v.reason == "": // announced now, and from now on each interval
 			fresh = append(fresh, v)
@@ -288,6 +279,20 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 			m.announceAnew(v)
 		}
 	}
+}
+
+// renew returns a new state for a VIP that comes, or comes back. It is neither waited for nor probed if this
+// node still answers for it. before may be nil.
+func renew(before *vip, addr netip.Addr, w VIP) *vip {
+	answers := before.answersAtLast()
+	if before != nil {
+		before.gone = true
+	}
+	v := &vip{addr: addr, unprobed: w.Probe && !answers}
+	if w.Arriving && !answers {
+		v.reason = Yielded
+	}
+	return v
 }
 
 // left reports whether a leaving VIP has reached its next owner. This node answers for the VIP until
