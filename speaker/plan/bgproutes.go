@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"cmp"
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,33 +10,26 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// router keeps the sessions and routes of one node. A change of a VIP costs as much as the routes that
-// change with it.
+// router decides which sessions a node has with BGP routers, and which VIPs it announces to whom. A change of
+// a VIP costs as much as the routes that change with it.
 type router struct {
 	node string
 
 	// The inputs of set, and what follows from them.
-	config      *config.Config
-	self        Node
-	obstacle    Reason // why the node announces nothing, empty if it may
-	sessions    map[string]Session
-	problems    map[string]Problem
-	healthy     map[string]announcer // the other nodes that may announce, if this one is sick
-	pods        []netip.Prefix       // the node's pod CIDRs, if they are announced
-	advertised  advertised
-	offers      map[*config.Advertisement]*offer
-	domains     map[domainKey]*domain
-	inside      map[poolPrefix]bool
-	routesByKey map[string]Route
-	united      map[[2]Silence]Silence
+	config     *config.Config
+	self       Node
+	obstacle   Reason // why the node announces nothing, empty if it may
+	sessions   map[string]Session
+	problems   map[string]Problem
+	healthy    map[string]announcer // the other nodes that may announce, if this one is sick
+	pods       []netip.Prefix       // the node's pod CIDRs, if they are announced
+	advertised advertised
+	offers     map[*config.Advertisement]*offer
+	domains    map[domainKey]*domain
+	united     map[[2]Silence]Silence
 
-	vips       map[netip.Addr]place
-	aggregates map[aggregateKey]*aggregate
-	prefixes   map[netip.Prefix][]*offer // the offers that announce each, in the order of the document
-	routes     map[netip.Prefix]Route
-	// unsettled are the aggregates, and stale the prefixes, that changed since settle.
-	unsettled map[*aggregate]bool
-	stale     map[netip.Prefix]bool
+	vips  map[netip.Addr]place
+	table routeTable
 }
 
 // offer is an advertisement with the peers to which this node makes it.
@@ -64,33 +55,15 @@ type domainKey struct {
 	applied string // as of scopeKey
 }
 
-type poolPrefix struct {
-	pool   *config.Pool
-	prefix netip.Prefix
-}
-
 // place is the domain of a VIP.
 type place struct {
 	*domain
 	served bool // this node announces it
 }
 
-// aggregate is a prefix with the VIPs that an offer covers.
-type aggregate struct {
-	aggregateKey
-	assigned int
-	served   map[netip.Addr]bool // the VIPs that this node announces
-	added    []netip.Addr        // the VIPs that came to served since settle
-	whole    bool                // the prefix is announced, and not its VIPs
-}
-
-type aggregateKey struct {
-	offer  *offer
-	prefix netip.Prefix
-}
-
 func newRouter(node string) *router {
-	r := &router{node: node, sessions: map[string]Session{}, problems: map[string]Problem{}, routes: map[netip.Prefix]Route{}}
+	r := &router{node: node, sessions: map[string]Session{}, problems: map[string]Problem{},
+		table: routeTable{routes: map[netip.Prefix]Route{}}}
 	r.reset()
 	return r
 }
@@ -98,12 +71,8 @@ func newRouter(node string) *router {
 // reset forgets all VIPs. Routes stay until settle.
 func (r *router) reset() {
 	r.advertised, r.offers, r.domains = advertised{}, map[*config.Advertisement]*offer{}, map[domainKey]*domain{}
-	r.inside, r.routesByKey, r.united = map[poolPrefix]bool{}, map[string]Route{}, map[[2]Silence]Silence{}
-	r.vips, r.aggregates, r.prefixes = map[netip.Addr]place{}, map[aggregateKey]*aggregate{}, map[netip.Prefix][]*offer{}
-	r.unsettled, r.stale = map[*aggregate]bool{}, map[netip.Prefix]bool{}
-	for prefix := range r.routes {
-		r.stale[prefix] = true
-	}
+	r.united, r.vips = map[[2]Silence]Silence{}, map[netip.Addr]place{}
+	r.table.reset(r.permit())
 }
 
 // set takes over everything but the Services, and reports whether sessions or their problems change.
@@ -321,189 +290,14 @@ func (r *router) move(addr netip.Addr, now place) {
 	}
 	if before.domain != nil {
 		for _, o := range before.offers {
-			r.leave(o, addr, before)
+			r.table.leave(o, addr, before)
 		}
 		delete(r.vips, addr)
 	}
 	if now.domain != nil && len(now.offers) > 0 {
 		for _, o := range now.offers {
-			r.join(o, addr, now)
+			r.table.join(o, addr, now)
 		}
 		r.vips[addr] = now
 	}
-}
-
-// aggregate returns the aggregate of a VIP, or nil if the VIP is announced by itself. That is so if the
-// document asks for it, if the pool does not contain the whole prefix, as with a leased VIP or one that is
-// outside its pool, or if the prefix is not permitted.
-func (r *router) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *aggregate {
-	key := aggregateKey{o, o.BGP.Aggregate(addr)}
-	if key.prefix.IsSingleIP() || pool == nil {
-		return nil
-	}
-	if g := r.aggregates[key]; g != nil {
-		return g
-	}
-	within := poolPrefix{pool, key.prefix}
-	inside, ok := r.inside[within]
-	if !ok {
-		inside = pool.ContainsPrefix(key.prefix) && (r.permit() == nil || r.permit().ContainsPrefix(key.prefix))
-		r.inside[within] = inside
-	}
-	if !inside {
-		return nil
-	}
-	g := &aggregate{aggregateKey: key, served: map[netip.Addr]bool{}}
-	r.aggregates[key] = g
-	return g
-}
-
-func (r *router) join(o *offer, addr netip.Addr, p place) {
-	g := r.aggregate(o, addr, p.pool)
-	if g == nil {
-		if p.served {
-			r.announce(host(addr), o)
-		}
-		return
-	}
-	g.assigned++
-	if p.served {
-		g.served[addr] = true
-		g.added = append(g.added, addr)
-	}
-	r.unsettled[g] = true
-}
-
-func (r *router) leave(o *offer, addr netip.Addr, p place) {
-	r.withdraw(host(addr), o)
-	if g := r.aggregate(o, addr, p.pool); g != nil {
-		g.assigned--
-		delete(g.served, addr)
-		r.unsettled[g] = true
-	}
-}
-
-func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
-
-// announce adds the offer to those that announce the prefix.
-func (r *router) announce(prefix netip.Prefix, o *offer) {
-	all := r.prefixes[prefix]
-	i, found := slices.BinarySearchFunc(all, o, func(a, b *offer) int { return cmp.Compare(a.index, b.index) })
-	if !found {
-		r.prefixes[prefix] = slices.Insert(all, i, o)
-		r.stale[prefix] = true
-	}
-}
-
-// withdraw removes the offer from those that announce the prefix.
-func (r *router) withdraw(prefix netip.Prefix, o *offer) {
-	all := r.prefixes[prefix]
-	i := slices.Index(all, o)
-	switch {
-	case i < 0:
-		return
-	case len(all) == 1:
-		delete(r.prefixes, prefix)
-	default:
-		r.prefixes[prefix] = slices.Delete(all, i, i+1)
-	}
-	r.stale[prefix] = true
-}
-
-// settle brings routes up to date and returns the prefixes whose route has changed or is gone.
-func (r *router) settle() []netip.Prefix {
-	for g := range r.unsettled {
-		r.settleAggregate(g)
-	}
-	var changed []netip.Prefix
-	for prefix := range r.stale {
-		before, was := r.routes[prefix]
-		offers, is := r.prefixes[prefix]
-		if !is {
-			delete(r.routes, prefix)
-		} else if now := r.route(offers); !was || !before.equal(now) {
-			r.routes[prefix] = now
-		} else {
-			continue
-		}
-		if was || is {
-			changed = append(changed, prefix)
-		}
-	}
-	r.unsettled, r.stale = map[*aggregate]bool{}, map[netip.Prefix]bool{}
-	return changed
-}
-
-// settleAggregate announces the aggregate if this node serves all of its assigned VIPs, or if serving
-// some of them is enough. Otherwise it announces the VIPs that the node serves.
-func (r *router) settleAggregate(g *aggregate) {
-	whole := len(g.served) > 0 && (g.offer.BGP.AggregatePartly || len(g.served) == g.assigned)
-	switch {
-	case whole && !g.whole:
-		r.announce(g.prefix, g.offer)
-		for addr := range g.served {
-			r.withdraw(host(addr), g.offer)
-		}
-	case !whole && g.whole:
-		r.withdraw(g.prefix, g.offer)
-		for addr := range g.served {
-			r.announce(host(addr), g.offer)
-		}
-	case !whole:
-		for _, addr := range g.added {
-			r.announce(host(addr), g.offer)
-		}
-	}
-	g.whole, g.added = whole, nil
-	if g.assigned == 0 {
-		delete(r.aggregates, g.aggregateKey)
-	}
-}
-
-// route returns the Route of the offers together. It is the same map for the same offers.
-func (r *router) route(offers []*offer) Route {
-	var key []byte
-	for _, o := range offers {
-		key = binary.AppendUvarint(key, uint64(o.index))
-	}
-	if route := r.routesByKey[string(key)]; route != nil {
-		return route
-	}
-	route := Route{}
-	for _, o := range offers {
-		for _, peer := range o.peers {
-			route[peer] = route[peer].with(o.BGP)
-		}
-	}
-	r.routesByKey[string(key)] = route
-	return route
-}
-
-// with unites the attributes with those of another advertisement. Where they contradict each other, the
-// more preferred ones count, so that all nodes decide the same.
-func (a Attributes) with(b *config.BGP) Attributes {
-	a.Communities = append(slices.Clone(a.Communities), b.Communities...)
-	slices.Sort(a.Communities)
-	a.Communities = slices.Compact(a.Communities)
-	a.LargeCommunities = append(slices.Clone(a.LargeCommunities), b.LargeCommunities...)
-	slices.SortFunc(a.LargeCommunities, config.LargeCommunity.Compare)
-	a.LargeCommunities = slices.Compact(a.LargeCommunities)
-	if p := b.LocalPreference; a.LocalPreference == nil || p != nil && *p > *a.LocalPreference {
-		a.LocalPreference = p
-	}
-	if m := b.MED; a.MED == nil || m != nil && *m < *a.MED {
-		a.MED = m
-	}
-	if a.Prepend == 0 || b.Prepend != 0 && b.Prepend < a.Prepend {
-		a.Prepend = b.Prepend
-	}
-	return a
-}
-
-func (r Route) equal(other Route) bool { return maps.EqualFunc(r, other, Attributes.equal) }
-
-func (a Attributes) equal(b Attributes) bool {
-	same := func(x, y *uint32) bool { return x == y || x != nil && y != nil && *x == *y }
-	return slices.Equal(a.Communities, b.Communities) && slices.Equal(a.LargeCommunities, b.LargeCommunities) &&
-		same(a.LocalPreference, b.LocalPreference) && same(a.MED, b.MED) && a.Prepend == b.Prepend
 }

@@ -57,10 +57,19 @@ func (p *part) add(n int, own bool) {
 	}
 }
 
+// everywhere are the backends of all Services with policy Cluster, which are the same for each VIP of a scope.
+type everywhere struct {
+	backends  []Backend
+	addresses map[bool][]netip.Addr // of the backends; the key is whether these are IPv4
+	parts     map[partKey]part      // this node's part of the connections
+}
+
 type partKey struct {
 	owner string
 	four  bool
 }
+
+func newEverywhere() everywhere { return everywhere{nil, map[bool][]netip.Addr{}, map[partKey]part{}} }
 
 // part returns the node's part of the connections to a Service that the owner of a VIP hands over. All
 // Services with policy Cluster have the same backends.
@@ -69,16 +78,14 @@ func (s *scope) part(node, owner string, vip netip.Addr, d Direct) part {
 	if d.Local {
 		return s.partOf(node, owner, d.Backends, s.addresses(d.Backends, four))
 	}
-	key := partKey{owner, four}
-	p, known := s.parts[key]
-	if !known {
-		if s.everywhereAt[four] == nil {
-			s.everywhereAt[four] = s.addresses(d.Backends, four)
+	e, key := s.everywhere, partKey{owner, four}
+	if _, known := e.parts[key]; !known {
+		if e.addresses[four] == nil {
+			e.addresses[four] = s.addresses(d.Backends, four)
 		}
-		p = s.partOf(node, owner, d.Backends, s.everywhereAt[four])
-		s.parts[key] = p
+		e.parts[key] = s.partOf(node, owner, d.Backends, e.addresses[four])
 	}
-	return p
+	return e.parts[key]
 }
 
 // partOf returns the node's part of what the owner hands to backends at these addresses. One that the owner
@@ -151,14 +158,14 @@ func (s *scope) backends(svc *Service, vip netip.Addr) []Backend {
 	if svc.Local {
 		return s.keeping(svc.EndpointsAt(vip).Backends)
 	}
-	if s.everywhere == nil {
+	if s.everywhere.backends == nil {
 		all := make([]Backend, 0, len(s.Nodes))
 		for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 			all = append(all, Backend{Node: name, Open: 1})
 		}
-		s.everywhere = s.keeping(all)
+		s.everywhere.backends = s.keeping(all)
 	}
-	return s.everywhere
+	return s.everywhere.backends
 }
 
 // keeping returns the backends that may keep connections. A node without the rules is left out, because it

@@ -1,59 +1,30 @@
 package plan
 
 import (
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/speaker/election"
 )
 
-// maxScopes is how many scopes a view remembers. It bounds the memory when labels of Services change all
-// the time; no cluster needs so many at once.
-const maxScopes = 1 << 12
-
-// scope has the nodes that may own the VIPs to which the same advertisements apply. A VIP that is outside
-// all pools, because the pools have changed, has a scope without a pool, to which every advertisement
-// applies.
+// scope decides which node owns a VIP. All VIPs of a pool to which the same advertisements apply, on one
+// segment, have the same scope. A VIP that is outside all pools, because the pools have changed, has a scope
+// without a pool, to which every advertisement applies.
 type scope struct {
 	Snapshot
 	scopeKey
 	advertisements []*config.Advertisement
-	candidates     map[string]*candidate      // the selected nodes
-	tiers          []tier                     // the most preferred first
-	keeps          bool                       // owners are kept
-	claimants      map[uint16]map[string]bool // if owners are kept: the nodes that claim a bucket
-	direct         bool                       // connections are forwarded directly
-	whole          []tier                     // the tiers if all nodes were able, see home
-	impaired       bool                       // a selected node is impaired, and not able in the tiers
-	resort         []tier                     // the tiers in which impaired nodes are able
-	everywhere     []Backend                  // the nodes that keep connections of Services with policy Cluster
-	everywhereAt   map[bool][]netip.Addr      // their addresses; the key is whether these are IPv4
-	parts          map[partKey]part           // this node's part of their connections
+	candidates     map[string]*candidate // the selected nodes
 
-	// The last answer of interfaces, and the node that it is about: Make asks for one node.
-	node     string
-	patterns []string
-	refresh  time.Duration
+	current  *ballot // among the nodes that are able, and not impaired
+	impaired bool    // a selected node is impaired
+	resort   *ballot // among all that are able. See lastResort
+	whole    *ballot // among all selected nodes. See home
 
-	silences map[silenceKey]Silence // many VIPs share one, to save memory
-}
-
-// candidate is a node that an advertisement selects.
-type candidate struct {
-	weight    int
-	elsewhere bool // on other segments
-	unplugged bool // its link to the segment is down
-	apart     bool // it lost the others with the link to this segment
-}
-
-type silenceKey struct {
-	node, owner string
-	reason      Reason
+	direct     bool // connections are forwarded directly
+	everywhere everywhere
+	silences   map[silenceKey]Silence // many VIPs share one, to save memory
 }
 
 // scopeKey identifies a scope.
@@ -66,11 +37,80 @@ type scopeKey struct {
 	segment netip.Prefix
 }
 
-// tier has the nodes of one weight. Load is balanced within a tier: it does not overrule preference.
-type tier struct {
-	weight int
-	*election.Electorate
+// candidate is a node that an advertisement selects.
+type candidate struct {
+	weight    int
+	elsewhere bool    // on other segments
+	unplugged bool    // its link to the segment is down
+	apart     bool    // it lost the others with the link to this segment
+	layer2    *Layer2 // see scope.layer2
 }
+
+// owner returns the owner of the VIP, "" if there is none.
+func (s *scope) owner(addr netip.Addr, v vip) string {
+	if !v.serving {
+		return ""
+	}
+	owner := s.current.elect(addr, v.local)
+	if owner == "" && s.impaired {
+		owner = s.lastResort().elect(addr, v.local)
+	}
+	return owner
+}
+
+// lastResort returns the ballot for VIPs that only an impaired node can own.
+func (s *scope) lastResort() *ballot {
+	if s.resort == nil {
+		s.resort = &ballot{s.tiers(s.current, s.able), s.current.claimants}
+	}
+	return s.resort
+}
+
+// home reports whether the node would own the VIP if all selected nodes were able.
+func (s *scope) home(node string, addr netip.Addr, v vip) bool {
+	if s.whole == nil {
+		s.whole = &ballot{tiers: s.tiers(s.current, func(string) bool { return true })}
+	}
+	return s.whole.elect(addr, v.local) == node
+}
+
+// layer2 returns how the candidate announces VIPs, as far as the advertisements decide it: on the union of the
+// interfaces that those which select it name, or on all if one of them names none; and after the shortest of
+// their refresh intervals.
+func (s *scope) layer2(node string) Layer2 {
+	c := s.candidates[node]
+	if c.layer2 != nil {
+		return *c.layer2
+	}
+	l := Layer2{Keep: s.keeps()}
+	every := false
+	for _, a := range s.advertisements {
+		if !a.Layer2.NodeSelector.Matches(s.Nodes[node].Labels) {
+			continue
+		}
+		every = every || len(a.Layer2.Interfaces) == 0
+		l.Interfaces = append(l.Interfaces, a.Layer2.Interfaces...)
+		if r := a.Layer2.Refresh; r > 0 && (l.Refresh == 0 || r < l.Refresh) {
+			l.Refresh = r
+		}
+	}
+	if every {
+		l.Interfaces = nil
+	}
+	slices.Sort(l.Interfaces)
+	l.Interfaces = slices.Compact(l.Interfaces)
+	c.layer2 = &l
+	return l
+}
+
+// keeps reports whether an owner keeps its VIPs when a better one returns.
+func (s *scope) keeps() bool {
+	return slices.ContainsFunc(s.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner })
+}
+
+// maxScopes is how many scopes a view remembers. It bounds the memory when labels of Services change all
+// the time; no cluster needs so many at once.
+const maxScopes = 1 << 12
 
 // scopeOf returns the scope that the VIP of the pool belongs to.
 func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
@@ -92,11 +132,12 @@ func (v *view) scopeOf(addr netip.Addr, pool *config.Pool) *scope {
 // newScope returns the scope of the key. The results of the election come from the scope before, if
 // there is one.
 func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, before *scope) *scope {
-	sc := &scope{Snapshot: s, scopeKey: key, candidates: map[string]*candidate{}, everywhereAt: map[bool][]netip.Addr{},
-		parts: map[partKey]part{}, silences: map[silenceKey]Silence{}}
+	sc := &scope{Snapshot: s, scopeKey: key, candidates: map[string]*candidate{}, everywhere: newEverywhere(),
+		silences: map[silenceKey]Silence{}}
 	for i, a := range advertisements {
 		if key.applied == "" || key.applied[i] != 0 {
 			sc.advertisements = append(sc.advertisements, a)
+			sc.direct = sc.direct || a.Layer2.Direct
 		}
 	}
 	for name, n := range s.Nodes {
@@ -105,24 +146,16 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 		}
 	}
 	sc.locate()
-	byWeight := map[int]map[string]bool{}
 	for name, c := range sc.candidates {
-		if c.elsewhere {
-			continue
-		}
-		if byWeight[c.weight] == nil {
-			byWeight[c.weight] = map[string]bool{}
-		}
-		byWeight[c.weight][name] = sc.able(name) && !s.Nodes[name].impaired()
-		sc.impaired = sc.impaired || s.Nodes[name].impaired()
+		sc.impaired = sc.impaired || !c.elsewhere && s.Nodes[name].impaired()
 	}
-	sc.keeps = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.KeepOwner })
-	sc.direct = slices.ContainsFunc(sc.advertisements, func(a *config.Advertisement) bool { return a.Layer2.Direct })
-	if sc.keeps {
-		sc.claimants = sc.readClaims()
+	last := &ballot{}
+	if before != nil {
+		last = before.current
 	}
-	for _, weight := range slices.Backward(slices.Sorted(maps.Keys(byWeight))) {
-		sc.tiers = append(sc.tiers, tier{weight, before.electorate(weight, byWeight[weight])})
+	sc.current = &ballot{tiers: sc.tiers(last, func(name string) bool { return sc.able(name) && !s.Nodes[name].impaired() })}
+	if sc.keeps() {
+		sc.current.claimants = sc.readClaims()
 	}
 	return sc
 }
@@ -204,228 +237,4 @@ func (s *scope) weigh(n Node) (weight int, selected bool) {
 		}
 	}
 	return weight, selected
-}
-
-// electorate returns the electorate of the nodes. It is made from the scope's electorate of that weight,
-// if there is one. The scope may be nil.
-func (s *scope) electorate(weight int, nodes map[string]bool) *election.Electorate {
-	if s != nil {
-		for _, t := range s.tiers {
-			if t.weight == weight {
-				return t.With(nodes)
-			}
-		}
-	}
-	return election.New(nodes)
-}
-
-// readClaims returns the nodes that claim a bucket, by bucket.
-func (s *scope) readClaims() map[uint16]map[string]bool {
-	claimants := map[uint16]map[string]bool{}
-	for name := range s.candidates {
-		claims := s.Nodes[name].Claims
-		if claims == (report.Claims{}) {
-			continue
-		}
-		for b := range report.Buckets {
-			if claims.Has(b) {
-				if claimants[b] == nil {
-					claimants[b] = map[string]bool{}
-				}
-				claimants[b][name] = true
-			}
-		}
-	}
-	return claimants
-}
-
-// owner returns the owner of the VIP, "" if there is none. If owners are kept, it is the node that claims
-// the VIP. If several nodes claim it, one of them is elected: the claims are not up to date, a partition
-// has just ended, or the nodes claim other VIPs of the same bucket.
-func (s *scope) owner(addr netip.Addr, v vip) string {
-	if !v.serving {
-		return ""
-	}
-	owner := s.ownerIn(s.tiers, addr, v)
-	if owner == "" && s.impaired {
-		owner = s.ownerIn(s.lastResort(), addr, v)
-	}
-	return owner
-}
-
-func (s *scope) ownerIn(tiers []tier, addr netip.Addr, v vip) string {
-	if s.keeps {
-		claimants := s.claimants[report.Bucket(addr)]
-		if v.local != nil {
-			claimants = maps.Clone(claimants)
-			maps.DeleteFunc(claimants, func(name string, _ bool) bool { return !v.local[name] })
-		}
-		if len(claimants) > 0 {
-			if owner := elect(tiers, addr, claimants); owner != "" {
-				return owner
-			}
-		}
-	}
-	return elect(tiers, addr, v.local)
-}
-
-// lastResort returns the tiers in which impaired nodes are able, for VIPs that nobody else can own.
-func (s *scope) lastResort() []tier {
-	if s.resort == nil {
-		s.resort = s.tiersOf(s.able)
-	}
-	return s.resort
-}
-
-// tiersOf returns the tiers in which the nodes are able that able reports.
-func (s *scope) tiersOf(able func(name string) bool) (tiers []tier) {
-	for _, t := range s.tiers {
-		nodes := map[string]bool{}
-		for name, c := range s.candidates {
-			if c.weight == t.weight && !c.elsewhere {
-				nodes[name] = able(name)
-			}
-		}
-		tiers = append(tiers, tier{t.weight, t.With(nodes)})
-	}
-	return tiers
-}
-
-// elect returns the owner of the VIP, elected in the first tier that has a candidate. among are the
-// candidates. Nil: all nodes.
-func elect(tiers []tier, addr netip.Addr, among map[string]bool) string {
-	for _, t := range tiers {
-		if owner := t.OwnerAmong(addr, among); owner != "" {
-			return owner
-		}
-	}
-	return ""
-}
-
-// home reports whether the node would own the VIP if all selected nodes were able.
-func (s *scope) home(node string, addr netip.Addr, v vip) bool {
-	if s.whole == nil {
-		s.whole = s.tiersOf(func(string) bool { return true })
-	}
-	whole := *s
-	whole.tiers, whole.keeps, whole.impaired = s.whole, false, false
-	return whole.owner(addr, v) == node
-}
-
-// interfaces returns the union of the patterns of the advertisements that select the node, empty if one
-// of them names no pattern, and the shortest of their refresh intervals.
-func (s *scope) interfaces(node string) (patterns []string, refresh time.Duration) {
-	if s.node == node {
-		return s.patterns, s.refresh
-	}
-	every := false
-	for _, a := range s.advertisements {
-		if !a.Layer2.NodeSelector.Matches(s.Nodes[node].Labels) {
-			continue
-		}
-		every = every || len(a.Layer2.Interfaces) == 0
-		patterns = append(patterns, a.Layer2.Interfaces...)
-		if r := a.Layer2.Refresh; r > 0 && (refresh == 0 || r < refresh) {
-			refresh = r
-		}
-	}
-	if every {
-		patterns = nil
-	}
-	slices.Sort(patterns)
-	s.node, s.patterns, s.refresh = node, slices.Compact(patterns), refresh
-	return s.patterns, s.refresh
-}
-
-// silence returns why the node does not own the VIP.
-func (s *scope) silence(node, owner string, v vip) Silence {
-	key := silenceKey{node, owner, s.reason(node, owner, v)}
-	silence, ok := s.silences[key]
-	if !ok {
-		silence = Silence{Reason: key.reason, Owner: owner, Message: s.message(key.reason, node, owner)}
-		s.silences[key] = silence
-	}
-	return silence
-}
-
-// reason returns why the node does not own the VIP. Reasons that hold for all nodes come first, then
-// decisions of the operator, then temporary states.
-func (s *scope) reason(node, owner string, v vip) Reason {
-	n, known := s.Nodes[node]
-	c, selected := s.candidates[node]
-	switch {
-	case !known:
-		return NodeUnknown
-	case s.Config.AnnouncedByOthers():
-		return AnnouncedByOthers
-	case len(s.advertisements) == 0 && s.applied != "":
-		return ServiceNotSelected
-	case len(s.advertisements) == 0:
-		return NoAdvertisement
-	case !v.serving:
-		return NoServingEndpoint
-	case !selected:
-		return NodeNotSelected
-	case c.elsewhere:
-		return NotOnSegment
-	case n.Excluded(s.Config):
-		return NodeExcluded
-	case n.NetworkUnavailable:
-		return NetworkUnavailable
-	case c.unplugged, c.apart:
-		return LinkDown
-	case v.local != nil && !v.local[node]:
-		return NoLocalEndpoint
-	case !s.Speakers[node], n.impaired():
-		return SpeakerNotReady
-	case owner != "" && c.weight < s.candidates[owner].weight:
-		return LessPreferred
-	}
-	return NotOwner
-}
-
-var messages = map[Reason]string{
-	AnnouncedByOthers:  "the configuration leaves it to others: advertisements: []",
-	NoAdvertisement:    "no advertisement applies to its pool",
-	ServiceNotSelected: "no serviceSelector of the advertisements selects its Service",
-	NoServingEndpoint:  "no endpoint takes traffic",
-	NoLocalEndpoint:    "externalTrafficPolicy is Local and no endpoint on this node takes traffic",
-	NodeNotSelected:    "the advertisements select other nodes",
-	NotOnSegment:       "the advertisements announce on no interface of this node that is on its subnet",
-	NodeExcluded: "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint " +
-		"node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler, or one of the configuration's excludeTaints",
-	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
-	LinkDown:           "the node's interfaces on its subnet are down",
-	SpeakerNotReady:    "the node's speaker is not ready",
-	NodeUnknown:        "the API server has no such node",
-	NoPeer:             "no BGP peer of the advertisements selects this node",
-	NotPermitted:       "bgpPermit of the configuration does not contain it",
-	NoSession:          "this node has no session with the BGP peers of the advertisements",
-}
-
-func (s *scope) message(r Reason, node, owner string) string {
-	text := messages[r]
-	switch {
-	case s.Config == nil:
-		text = "no configuration is in force"
-	case r == NotOnSegment && s.segment.IsValid():
-		text = fmt.Sprintf("the advertisements announce on no interface of this node that is on %s", s.segment)
-	case r == NoAdvertisement && s.pool != nil:
-		text = fmt.Sprintf("no advertisement applies to pool %q", s.pool.Name)
-	case r == ServiceNotSelected && s.pool != nil:
-		text = fmt.Sprintf("no serviceSelector of the advertisements for pool %q selects its Service", s.pool.Name)
-	}
-	owned := fmt.Sprintf("node %s owns it", owner)
-	switch {
-	case r == NotOwner:
-		return owned
-	case r == LessPreferred:
-		return fmt.Sprintf("%s: it is preferred by %d, this node by %d", owned, s.candidates[owner].weight,
-			s.candidates[node].weight)
-	case r == AnnouncedByOthers, r == NoAdvertisement, r == ServiceNotSelected, r == NoServingEndpoint:
-		return text
-	case owner == "":
-		return text + "; nobody owns it"
-	}
-	return text + "; " + owned
 }

@@ -8,11 +8,14 @@
 //	make.go         Make: a plan from a snapshot
 //	planner.go      Planner: keeps a plan up to date when Services and nodes change
 //	owner.go        which nodes may own a VIP, and which one does
+//	ballot.go       elects it among them
+//	silence.go      why a node does not own a VIP
 //	advertised.go   which advertisements are for a VIP
 //	segments.go     which segment a VIP is on
 //	connections.go  which connections to a VIP are forwarded, and this node's part of their limits
 //	direct.go       with direct forwarding: which nodes keep the connections to a VIP, and which part of them
-//	bgproutes.go    which prefixes a BGP router is sent, with which attributes
+//	bgproutes.go    which VIPs are announced to which BGP routers
+//	bgptable.go     which prefixes these are sent for the VIPs, with which attributes
 //	sessions.go     which sessions the node has with BGP routers
 //	bgptypes.go     the types of routes and sessions
 //	podroutes.go    the node's routes to pods of other nodes, and the routes to its own pods for routers

@@ -94,7 +94,7 @@ func NewPlanner(node string) *Planner {
 		stale: map[netip.Addr]bool{}, fresh: map[netip.Addr]bool{},
 		kept: map[uint16]int{}, owners: map[netip.Addr]string{},
 	}
-	p.plan.BGP = BGP{Sessions: p.router.sessions, Problems: p.router.problems, Routes: p.router.routes, VIPs: map[netip.Addr][]string{}}
+	p.plan.BGP = BGP{Sessions: p.router.sessions, Problems: p.router.problems, Routes: p.router.table.routes, VIPs: map[netip.Addr][]string{}}
 	return p
 }
 
@@ -158,7 +158,7 @@ func (p *Planner) Update() Changes {
 	for vip := range p.stale {
 		p.look(vip, &changes)
 	}
-	changes.Prefixes = p.router.settle()
+	changes.Prefixes = p.router.table.settle()
 	p.publish(&changes)
 	p.started = true
 	p.stale, p.allStale = map[netip.Addr]bool{}, false // clear costs as much as the map was ever large
@@ -224,13 +224,12 @@ func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
 	owner := scope.owner(vip, demand)
 	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
 	if owner == p.node && owner != "" {
-		apart := p.view.snapshot.Nodes[p.node].Apart != ""
-		interfaces, refresh := scope.interfaces(p.node)
-		return Verdict{Owned: true, Peers: peers, Layer2: Layer2{
-			Interfaces: interfaces, Hurry: p.view.migrates(), Refresh: refresh, Keep: scope.keeps,
-			Home: scope.home(p.node, vip, demand),
-			New:  p.fresh[vip] || apart, Apart: apart,
-		}}, scope
+		layer2 := scope.layer2(p.node)
+		layer2.Hurry = p.view.migrates()
+		layer2.Home = scope.home(p.node, vip, demand)
+		layer2.Apart = p.view.snapshot.Nodes[p.node].Apart != ""
+		layer2.New = p.fresh[vip] || layer2.Apart
+		return Verdict{Owned: true, Peers: peers, Layer2: layer2}, scope
 	}
 	silence := p.router.unite(scope.silence(p.node, owner, demand), unheard)
 	silence.Unowned = owner == "" && unheard == Silence{} && silence.Reason != AnnouncedByOthers

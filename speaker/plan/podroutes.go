@@ -269,6 +269,6 @@ func (r *router) announcePods() {
 		return
 	}
 	for _, prefix := range r.pods {
-		r.announce(prefix, o)
+		r.table.announce(prefix, o)
 	}
 }

@@ -1,0 +1,102 @@
+package plan
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/election"
+)
+
+// ballot elects the owners of a scope's VIPs.
+type ballot struct {
+	tiers []tier // the most preferred first
+	// claimants are the nodes that claim a bucket, by bucket. Nil: owners are not kept.
+	claimants map[uint16]map[string]bool
+}
+
+// tier has the nodes of one weight. Load is balanced within a tier: it does not overrule preference.
+type tier struct {
+	weight int
+	*election.Electorate
+}
+
+// elect returns the owner of the VIP among these nodes, "" if there is none. Nil: among all. If owners are
+// kept, it is the node that claims the VIP. If several nodes claim it, one of them is elected: the claims are
+// not up to date, a partition has just ended, or the nodes claim other VIPs of the same bucket.
+func (b *ballot) elect(addr netip.Addr, among map[string]bool) string {
+	if len(b.claimants) > 0 {
+		claimants := b.claimants[report.Bucket(addr)]
+		if among != nil {
+			claimants = maps.Clone(claimants)
+			maps.DeleteFunc(claimants, func(name string, _ bool) bool { return !among[name] })
+		}
+		if len(claimants) > 0 {
+			if owner := b.firstOf(addr, claimants); owner != "" {
+				return owner
+			}
+		}
+	}
+	return b.firstOf(addr, among)
+}
+
+// firstOf returns the owner of the VIP in the first tier that has one of these nodes. Nil: of all nodes.
+func (b *ballot) firstOf(addr netip.Addr, among map[string]bool) string {
+	for _, t := range b.tiers {
+		if owner := t.OwnerAmong(addr, among); owner != "" {
+			return owner
+		}
+	}
+	return ""
+}
+
+// tiers returns the tiers of the candidates on the segment, in which those are able that able reports. They
+// are made from those of the last ballot, as far as it has the weights.
+func (s *scope) tiers(last *ballot, able func(name string) bool) (tiers []tier) {
+	byWeight := map[int]map[string]bool{}
+	for name, c := range s.candidates {
+		if c.elsewhere {
+			continue
+		}
+		if byWeight[c.weight] == nil {
+			byWeight[c.weight] = map[string]bool{}
+		}
+		byWeight[c.weight][name] = able(name)
+	}
+	for _, weight := range slices.Backward(slices.Sorted(maps.Keys(byWeight))) {
+		tiers = append(tiers, tier{weight, last.electorate(weight, byWeight[weight])})
+	}
+	return tiers
+}
+
+// electorate returns the electorate of the nodes. It is made from the ballot's electorate of that weight, if
+// there is one.
+func (b *ballot) electorate(weight int, nodes map[string]bool) *election.Electorate {
+	for _, t := range b.tiers {
+		if t.weight == weight {
+			return t.With(nodes)
+		}
+	}
+	return election.New(nodes)
+}
+
+// readClaims returns the nodes that claim a bucket, by bucket.
+func (s *scope) readClaims() map[uint16]map[string]bool {
+	claimants := map[uint16]map[string]bool{}
+	for name := range s.candidates {
+		claims := s.Nodes[name].Claims
+		if claims == (report.Claims{}) {
+			continue
+		}
+		for b := range report.Buckets {
+			if claims.Has(b) {
+				if claimants[b] == nil {
+					claimants[b] = map[string]bool{}
+				}
+				claimants[b][name] = true
+			}
+		}
+	}
+	return claimants
+}
