@@ -12,21 +12,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// notices returns a check that reports the notices of that ID.
-func notices(id ID) func(*Cluster) []Finding {
-	return func(c *Cluster) (all []Finding) {
-		for _, n := range c.Notices {
-			if n.Check == id {
-				all = append(all, found(n.Severity, "", n.Hint, "%s", n.Message))
-			}
-		}
-		return all
-	}
-}
-
 // speakers reports what keeps nodes from owning VIPs.
-func speakers(c *Cluster) []Finding {
-	all := notices(Speakers)(c)
+func speakers(c *Cluster) (all []Finding) {
 	for name, f := range c.nodes() {
 		for _, cond := range f.Conditions {
 			if !cond.OK {

@@ -63,11 +63,14 @@ func Check(c *Cluster) Report {
 			r.NotRun = append(r.NotRun, check.ID)
 			continue
 		}
-		found := merge(check.run(c))
-		if len(found) == 0 {
-			found = []Finding{check.nothing(c)}
+		all := c.notices(check.ID)
+		if check.run != nil {
+			all = append(all, check.run(c)...)
 		}
-		for _, f := range found {
+		if len(all) == 0 {
+			all = []Finding{check.nothing(c)}
+		}
+		for _, f := range merge(all) {
 			f.Check = check.ID
 			r.Findings = append(r.Findings, f)
 		}
@@ -76,6 +79,16 @@ func Check(c *Cluster) Report {
 		return cmp.Compare(slices.Index(bySeverity, a.Severity), slices.Index(bySeverity, b.Severity))
 	})
 	return r
+}
+
+// notices returns the notices for the check.
+func (c *Cluster) notices(check ID) (all []Finding) {
+	for _, n := range c.Notices {
+		if n.Check == check {
+			all = append(all, found(n.Severity, "", n.Hint, "%s", n.Message))
+		}
+	}
+	return all
 }
 
 // nothing is what a check reports that finds nothing. It reports that all is well only if it knows
