@@ -125,15 +125,7 @@ func (c *Cluster) answers(f Facts, a netip.Addr, iface string) bool {
 
 func arp(c *Cluster) (all []Finding) {
 	for name, f := range c.nodes() {
-		for _, i := range f.Interfaces {
-			for _, v := range c.VIPs {
-				if i.Name != ipvsInterface && has(i, v.Addr) && c.answers(f, v.Addr, i.Name) {
-					all = append(all, found(Error, name,
-						fmt.Sprintf("ip addr del %s dev %s; and find out who added it: keepalived, kube-vip, a person?", v.Addr, i.Name),
-						"VIP %s is configured on %s: the kernel answers for it, whoever the owner is", v.Addr, i.Name))
-				}
-			}
-		}
+		all = append(all, c.configuredVIPs(name, f)...)
 		vips, _ := c.ipvs(f)
 		for _, i := range c.interfaces(name) {
 			if value, known := f.strictest(i, "arp_ignore"); known && value == 8 {
@@ -144,6 +136,20 @@ func arp(c *Cluster) (all []Finding) {
 				all = append(all, found(Warning, name, set(Sysctl(i, "arp_announce"), 2),
 					"arp_announce is %d on %s, and %d VIPs are on %s: the node may ask its neighbours in their name, who then send to it", value, i, vips,
 					ipvsInterface))
+			}
+		}
+	}
+	return all
+}
+
+// configuredVIPs finds the VIPs on interfaces of the node for which its kernel answers.
+func (c *Cluster) configuredVIPs(node string, f Facts) (all []Finding) {
+	for _, i := range f.Interfaces {
+		for _, v := range c.VIPs {
+			if i.Name != ipvsInterface && has(i, v.Addr) && c.answers(f, v.Addr, i.Name) {
+				all = append(all, found(Error, node,
+					fmt.Sprintf("ip addr del %s dev %s; and find out who added it: keepalived, kube-vip, a person?", v.Addr, i.Name),
+					"VIP %s is configured on %s: the kernel answers for it, whoever the owner is", v.Addr, i.Name))
 			}
 		}
 	}
