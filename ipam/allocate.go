@@ -126,29 +126,11 @@ func (p *plan) renews(g *holding) bool {
 
 // draw picks pools for the families that are not settled.
 func (p *plan) draw() *Refusal {
-	home := p.home(p.missing())
-	for i, f := range p.Families {
-		for !p.settled(i) && p.refused[i] == nil {
-			from := home
-			if from == nil || !p.gives(from, f) {
-				from = p.firstPool(f)
-			}
-			if from == nil && p.wanted(i) > 1 { // what is picked already belongs to the reason
-				p.refused[i] = p.refuseDraw(i)
-			}
-			if from == nil {
-				break
-			}
-			p.picks = append(p.picks, pick{family: i, space: from.spaces[f.index()]})
+	home := p.home()
+	for i := range p.Families {
+		if r := p.drawFamily(i, home); r != nil {
+			return r
 		}
-		if p.settled(i) {
-			continue
-		}
-		if p.RequireAll || (p.Renumber || len(p.Avoid) > 0) && p.has(f) ||
-			slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i && k.kept }) {
-			return p.refuseDraw(i)
-		}
-		p.picks = slices.DeleteFunc(p.picks, func(k pick) bool { return k.family == i })
 	}
 	if len(p.picks) > 0 {
 		return nil
@@ -156,19 +138,43 @@ func (p *plan) draw() *Refusal {
 	return p.refuseAll()
 }
 
-// missing returns the families that must still be drawn and may be.
-func (p *plan) missing() (missing []Family) {
+// drawFamily picks pools for a family until it is settled, home first. If no pool gives what is missing, it
+// refuses the request, or leaves the family out if the request can do without.
+func (p *plan) drawFamily(i int, home *pool) *Refusal {
+	f := p.Families[i]
+	for !p.settled(i) && p.refused[i] == nil {
+		from := home
+		if from == nil || !p.gives(from, f) {
+			from = p.firstPool(f)
+		}
+		if from == nil {
+			if p.wanted(i) > 1 { // what is picked already belongs to the reason
+				p.refused[i] = p.refuseDraw(i)
+			}
+			break
+		}
+		p.picks = append(p.picks, pick{family: i, space: from.spaces[f.index()]})
+	}
+	if p.settled(i) {
+		return nil
+	}
+	if p.RequireAll || (p.Renumber || len(p.Avoid) > 0) && p.has(f) ||
+		slices.ContainsFunc(p.picks, func(k pick) bool { return k.family == i && k.kept }) {
+		return p.refuseDraw(i)
+	}
+	p.picks = slices.DeleteFunc(p.picks, func(k pick) bool { return k.family == i })
+	return nil
+}
+
+// home returns a pool that gives every family which is missing and not refused: the pool of the settled
+// family if that one does, otherwise the first that does.
+func (p *plan) home() *pool {
+	var missing []Family
 	for i, f := range p.Families {
 		if !p.settled(i) && p.refused[i] == nil {
 			missing = append(missing, f)
 		}
 	}
-	return missing
-}
-
-// home returns a pool that gives every missing family: the pool of the settled family if that
-// one does, otherwise the first that does.
-func (p *plan) home(missing []Family) *pool {
 	if len(missing) == 0 {
 		return nil
 	}
