@@ -222,20 +222,7 @@ func Collect(o Objects) *Facts {
 	f.Conflicts = mergeConflicts(f.Conflicts)
 	slices.SortFunc(f.Segments, netip.Prefix.Compare)
 	f.Segments = slices.Compact(f.Segments)
-	alone := map[string]int{} // segments of one node alone, by node
-	for _, s := range f.Segments {
-		own := ownOf(s)
-		if len(reporters[s]) == 1 {
-			node := slices.Collect(maps.Keys(reporters[s]))[0]
-			if alone[node]++; alone[node] > maxAlone {
-				continue
-			}
-			for i := range own {
-				own[i].by, own[i].rank = node, segmentRank
-			}
-		}
-		all = append(all, own...)
-	}
+	all.segments(f.Segments, reporters)
 	for _, s := range o.APIServer {
 		for _, e := range s.Endpoints {
 			for _, text := range e.Addresses {
@@ -381,6 +368,25 @@ func (all *bans) addresses(n *corev1.Node) {
 		if !certain[addr] {
 			*all = append(*all, ban{IPRange: netipx.IPRangeFrom(addr, addr), what: what, node: n.Name, by: n.Name, rank: othersRank})
 		}
+	}
+}
+
+// segments adds the addresses of the segments that are not those of a single host. Of the segments that one
+// node alone reports only the first ones count.
+func (all *bans) segments(segments []netip.Prefix, reporters map[netip.Prefix]map[string]bool) {
+	alone := map[string]int{} // segments of one node alone, by node
+	for _, s := range segments {
+		own := ownOf(s)
+		if len(reporters[s]) == 1 {
+			node := slices.Collect(maps.Keys(reporters[s]))[0]
+			if alone[node]++; alone[node] > maxAlone {
+				continue
+			}
+			for i := range own {
+				own[i].by, own[i].rank = node, segmentRank
+			}
+		}
+		*all = append(*all, own...)
 	}
 }
 
