@@ -295,25 +295,28 @@ type filtered struct {
 
 func filter(from watch.Interface, change func(watch.Event) watch.Event) *filtered {
 	f := &filtered{from: from, to: make(chan watch.Event), stop: make(chan struct{})}
-	f.running.Go(func() {
-		defer close(f.to)
-		for {
+	f.running.Go(func() { f.run(change) })
+	return f
+}
+
+// run changes events until there are no more, or Stop.
+func (f *filtered) run(change func(watch.Event) watch.Event) {
+	defer close(f.to)
+	for {
+		select {
+		case e, more := <-f.from.ResultChan():
+			if !more {
+				return
+			}
 			select {
-			case e, more := <-from.ResultChan():
-				if !more {
-					return
-				}
-				select {
-				case f.to <- change(e):
-				case <-f.stop:
-					return
-				}
+			case f.to <- change(e):
 			case <-f.stop:
 				return
 			}
+		case <-f.stop:
+			return
 		}
-	})
-	return f
+	}
 }
 
 // Stop implements watch.Interface.
