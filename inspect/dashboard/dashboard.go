@@ -123,33 +123,41 @@ func (d *Dashboard) look(ctx context.Context, source Source) {
 	idle := time.NewTimer(linger)
 	defer idle.Stop()
 	for {
-		changed, visited := source.Changed(), d.visited.Next()
-		start := time.Now()
+		changed, start := source.Changed(), time.Now()
 		if o, ready := source.Objects(ctx); ready {
 			d.show(newState(o))
 		}
-		paused, late := time.After(max(pace, pauseFactor*time.Since(start))), time.After(refresh)
-		for pending := true; pending; {
-			if d.count() > 0 {
-				idle.Reset(linger)
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-idle.C:
-				return
-			case <-visited:
-				visited = d.visited.Next()
-			case <-changed:
-				pending = false
-			case <-late:
-				pending = false
-			}
+		paused := time.After(max(pace, pauseFactor*time.Since(start)))
+		if !d.wait(ctx, changed, idle) {
+			return
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-paused:
+		}
+	}
+}
+
+// wait returns true when something has changed, or what is shown is old. It returns false when ctx ends, or
+// nobody has looked at the page for a while.
+func (d *Dashboard) wait(ctx context.Context, changed <-chan struct{}, idle *time.Timer) bool {
+	late := time.After(refresh)
+	for {
+		visited := d.visited.Next()
+		if d.count() > 0 {
+			idle.Reset(linger)
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-idle.C:
+			return false
+		case <-visited:
+		case <-changed:
+			return true
+		case <-late:
+			return true
 		}
 	}
 }

@@ -46,17 +46,7 @@ func forwardingOf(n *simulation.Network, vip netip.Addr, owner string) (all []Fo
 			continue
 		}
 		f := Forwarding{Service: s.Name}
-		candidates := names
-		if s.Local {
-			candidates = nil
-			for _, b := range s.EndpointsAt(vip).Backends {
-				candidates = append(candidates, b.Node)
-			}
-		}
-		if owner != "" && !slices.Contains(candidates, owner) {
-			candidates = append(slices.Clone(candidates), owner)
-		}
-		for _, node := range candidates {
+		for _, node := range candidatesOf(s, vip, owner, names) {
 			at := slices.IndexFunc(direct.Backends, func(b plan.Backend) bool { return b.Node == node })
 			why := leftOut(n, node, owner, vip)
 			switch {
@@ -72,6 +62,21 @@ func forwardingOf(n *simulation.Network, vip netip.Addr, owner string) (all []Fo
 		all = append(all, f)
 	}
 	return all
+}
+
+// candidatesOf returns the nodes that might keep connections to the Service, and the owner of the VIP.
+func candidatesOf(s plan.Service, vip netip.Addr, owner string, all []string) []string {
+	candidates := all
+	if s.Local {
+		candidates = nil
+		for _, b := range s.EndpointsAt(vip).Backends {
+			candidates = append(candidates, b.Node)
+		}
+	}
+	if owner != "" && !slices.Contains(candidates, owner) {
+		candidates = append(slices.Clone(candidates), owner)
+	}
+	return candidates
 }
 
 // withoutRules are the reasons in words.
