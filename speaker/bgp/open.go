@@ -2,7 +2,9 @@ package bgp
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -104,30 +106,40 @@ func negotiate(t *target, body []byte) (negotiated, error) {
 // take takes over the capabilities of the OPEN.
 func (n *negotiated) take(open *packet.BGPOpen) {
 	multiProtocol := false
-	for _, o := range open.OptParams {
-		p, ok := o.(*packet.OptionParameterCapability)
-		if !ok {
-			continue
+	for c := range capabilities(open) {
+		switch c := c.(type) {
+		case *packet.CapMultiProtocol:
+			if !multiProtocol { // who names families names all
+				multiProtocol, n.ipv4 = true, false
+			}
+			n.ipv4 = n.ipv4 || c.CapValue == packet.RF_IPv4_UC
+			n.ipv6 = n.ipv6 || c.CapValue == packet.RF_IPv6_UC
+		case *packet.CapFourOctetASNumber:
+			n.peerASN, n.fourOctet = c.CapValue, true
+		case *packet.CapRouteRefresh:
+			n.refresh = true
+		case *packet.CapExtendedNexthop:
+			n.ipv4OverIPv6 = n.ipv4OverIPv6 || slices.ContainsFunc(c.Tuples, func(t *packet.CapExtendedNexthopTuple) bool {
+				return *t == packet.CapExtendedNexthopTuple{NLRIAFI: packet.AFI_IP, NLRISAFI: packet.SAFI_UNICAST, NexthopAFI: packet.AFI_IP6}
+			})
+		case *packet.CapGracefulRestart:
+			n.restart, n.notify = true, c.Flags&restartNotification != 0
 		}
-		for _, c := range p.Capability {
-			switch c := c.(type) {
-			case *packet.CapMultiProtocol:
-				if !multiProtocol { // who names families names all
-					multiProtocol, n.ipv4 = true, false
+	}
+}
+
+// capabilities yields the capabilities of the OPEN, which may be in several optional parameters.
+func capabilities(open *packet.BGPOpen) iter.Seq[packet.ParameterCapabilityInterface] {
+	return func(yield func(packet.ParameterCapabilityInterface) bool) {
+		for _, o := range open.OptParams {
+			p, ok := o.(*packet.OptionParameterCapability)
+			if !ok {
+				continue
+			}
+			for _, c := range p.Capability {
+				if !yield(c) {
+					return
 				}
-				n.ipv4 = n.ipv4 || c.CapValue == packet.RF_IPv4_UC
-				n.ipv6 = n.ipv6 || c.CapValue == packet.RF_IPv6_UC
-			case *packet.CapFourOctetASNumber:
-				n.peerASN, n.fourOctet = c.CapValue, true
-			case *packet.CapRouteRefresh:
-				n.refresh = true
-			case *packet.CapExtendedNexthop:
-				for _, tuple := range c.Tuples {
-					n.ipv4OverIPv6 = n.ipv4OverIPv6 || *tuple == packet.CapExtendedNexthopTuple{
-						NLRIAFI: packet.AFI_IP, NLRISAFI: packet.SAFI_UNICAST, NexthopAFI: packet.AFI_IP6}
-				}
-			case *packet.CapGracefulRestart:
-				n.restart, n.notify = true, c.Flags&restartNotification != 0
 			}
 		}
 	}
