@@ -56,66 +56,92 @@ func (l *link) probePorts(ctx context.Context) {
 	}
 }
 
+func (l *link) etherType() int {
+	if l.v4 {
+		return unix.ETH_P_IP
+	}
+	return unix.ETH_P_IPV6
+}
+
 func (l *link) probePortsOf(ctx context.Context, tried []*diagnose.Trial) error {
 	port := uint16(firstPort + rand.N(lastPort-firstPort+1))
-	etherType := unix.ETH_P_IP
-	if !l.v4 {
-		etherType = unix.ETH_P_IPV6
-	}
 	filter, err := bpf.Assemble(repliesTo(port, l.v4))
 	if err != nil {
 		return fmt.Errorf("assemble a filter: %w", err)
 	}
-	conn, err := packet.Listen(l.device(), packet.Raw, etherType, &packet.Config{Filter: filter})
+	conn, err := packet.Listen(l.device(), packet.Raw, l.etherType(), &packet.Config{Filter: filter})
 	if err != nil {
 		return fmt.Errorf("open a packet socket on %s: %w", l.Name, err)
 	}
 	defer conn.Close()
-	sequence := rand.Uint32()
-	send := func(t *diagnose.Trial, sequence uint32, flags byte) error {
-		to, err := net.ParseMAC(t.Answers[0])
-		if err != nil {
-			return err //nolint:wrapcheck // exchange does
+	p := portProbe{l, conn, port, rand.Uint32(), tried}
+	return exchange(ctx, conn, conversation{due: p.due, send: p.open, receive: p.receive})
+}
+
+// portProbe tries TCP ports of VIPs: it sends a SYN to each, and resets what is accepted.
+type portProbe struct {
+	*link
+	conn     *packet.Conn
+	port     uint16 // the own one
+	sequence uint32
+	tried    []*diagnose.Trial
+}
+
+// due returns the VIPs that have not replied.
+func (p *portProbe) due() (due []netip.Addr) {
+	for _, t := range p.tried {
+		if t.Reply == "" {
+			due = append(due, t.Address)
 		}
-		from := netip.AddrPortFrom(l.source(t.Address), port)
-		raw := append(append(append([]byte(nil), to...), l.HardwareAddr...), byte(etherType>>8), byte(etherType))
-		raw = append(raw, segment(from, netip.AddrPortFrom(t.Address, t.Port), sequence, flags)...)
-		_, err = conn.WriteTo(raw, &packet.Addr{HardwareAddr: to})
+	}
+	return due
+}
+
+// open sends the SYN to a VIP.
+func (p *portProbe) open(a netip.Addr) error { return p.send(p.trial(a), p.sequence, flagSYN) }
+
+// receive reads a segment, and records the reply in it, if it is one.
+func (p *portProbe) receive() error {
+	buf := make([]byte, 256)
+	n, _, err := p.conn.ReadFrom(buf)
+	if err != nil {
 		return err //nolint:wrapcheck // exchange does
 	}
-	by := map[netip.Addr]*diagnose.Trial{}
-	for _, t := range tried {
-		by[t.Address] = t
+	from, ack, flags, ok := parseSegment(buf[:n])
+	t := p.trial(from.Addr())
+	switch {
+	case !ok || t == nil || t.Port != from.Port() || ack != p.sequence+1:
+	case flags&flagRST != 0:
+		t.Reply = diagnose.Refused
+	case flags&flagSYN != 0:
+		t.Reply = diagnose.Accepted
+		return p.send(t, ack, flagRST)
 	}
-	buf := make([]byte, 256)
-	return exchange(ctx, conn, conversation{
-		due: func() (due []netip.Addr) {
-			for _, t := range tried {
-				if t.Reply == "" {
-					due = append(due, t.Address)
-				}
-			}
-			return due
-		},
-		send: func(a netip.Addr) error { return send(by[a], sequence, flagSYN) },
-		receive: func() error {
-			n, _, err := conn.ReadFrom(buf)
-			if err != nil {
-				return err //nolint:wrapcheck // exchange does
-			}
-			from, ack, flags, ok := parseSegment(buf[:n])
-			t := by[from.Addr()]
-			switch {
-			case !ok || t == nil || t.Port != from.Port() || ack != sequence+1:
-			case flags&flagRST != 0:
-				t.Reply = diagnose.Refused
-			case flags&flagSYN != 0:
-				t.Reply = diagnose.Accepted
-				return send(t, ack, flagRST)
-			}
-			return nil
-		},
-	})
+	return nil
+}
+
+// trial returns the trial of the VIP. Nil: there is none.
+func (p *portProbe) trial(vip netip.Addr) *diagnose.Trial {
+	for _, t := range p.tried {
+		if t.Address == vip {
+			return t
+		}
+	}
+	return nil
+}
+
+// send sends a segment to the port of the trial.
+func (p *portProbe) send(t *diagnose.Trial, sequence uint32, flags byte) error {
+	to, err := net.ParseMAC(t.Answers[0])
+	if err != nil {
+		return err //nolint:wrapcheck // exchange does
+	}
+	etherType := p.etherType()
+	from := netip.AddrPortFrom(p.source(t.Address), p.port)
+	raw := append(append(append([]byte(nil), to...), p.HardwareAddr...), byte(etherType>>8), byte(etherType))
+	raw = append(raw, segment(from, netip.AddrPortFrom(t.Address, t.Port), sequence, flags)...)
+	_, err = p.conn.WriteTo(raw, &packet.Addr{HardwareAddr: to})
+	return err //nolint:wrapcheck // exchange does
 }
 
 // repliesTo accepts TCP segments to the port.
