@@ -94,35 +94,50 @@ func (p *KubeProxy) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(proxyInterval)
 	defer tick.Stop()
-	start, heard, refusals, written, served := time.Now(), time.Time{}, 0, false, false
+	answers := proxyAnswers{start: time.Now()}
 	for {
 		healthy, status, err := p.ask(ctx)
-		if err == nil {
-			heard = time.Now()
-		}
-		absent := err != nil && time.Since(start) >= proxyTimeout && (served || !p.elsewhere())
-		p.setAnswers(time.Since(heard) < proxyAbsence, err == nil || absent)
-		switch {
-		case absent:
-			served = true // what others report later does not take traffic away from this node
-			p.set(true, false, "does not answer: taken as absent")
-		case err != nil && time.Since(start) < proxyTimeout:
-		case err != nil:
-			p.set(false, false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
-		case healthy:
-			refusals, written, served = 0, true, true
-			p.set(true, false, status)
-		case written && status == unwritten: // it was replaced, and its rules are in the kernel
-		default:
-			if refusals++; refusals >= proxyRefusals {
-				written = false
-				p.set(false, true, status)
-			}
-		}
+		p.conclude(&answers, healthy, status, err)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		}
+	}
+}
+
+// proxyAnswers is what Run remembers of the answers so far.
+type proxyAnswers struct {
+	start, heard time.Time // when Run began, and when the last answer came
+	refusals     int       // unhealthy answers in a row
+	written      bool      // kube-proxy has written its rules
+	served       bool      // the node has taken traffic
+}
+
+// conclude decides by an answer, or its absence, whether the node takes traffic.
+func (p *KubeProxy) conclude(a *proxyAnswers, healthy bool, status string, err error) {
+	now := time.Now()
+	if err == nil {
+		a.heard = now
+	}
+	starting := now.Sub(a.start) < proxyTimeout
+	absent := err != nil && !starting && (a.served || !p.elsewhere())
+	p.setAnswers(now.Sub(a.heard) < proxyAbsence, err == nil || absent)
+	switch {
+	case absent:
+		a.served = true // what others report later does not take traffic away from this node
+		p.set(true, false, "does not answer: taken as absent")
+	case err != nil && starting:
+	case err != nil:
+		p.set(false, false, "does not answer, as it does on other nodes: no traffic before it has written its rules")
+	case healthy:
+		a.refusals, a.written, a.served = 0, true, true
+		p.set(true, false, status)
+	case a.written && status == unwritten: // it was replaced, and its rules are in the kernel
+	default:
+		if a.refusals++; a.refusals >= proxyRefusals {
+			a.written = false
+			p.set(false, true, status)
 		}
 	}
 }
