@@ -85,13 +85,10 @@ func (t *Transport) pass() {
 			if p.Buf, err = open(t.keys(), p.Buf, forPacket); err == nil {
 				err = checkPacket(p.Buf)
 			}
-			if err != nil {
+			if err == nil {
+				t.deliver(p)
+			} else {
 				t.refused()
-				continue
-			}
-			select {
-			case t.packets <- p:
-			case <-t.done:
 			}
 		case c := <-t.Transport.StreamCh():
 			select {
@@ -107,8 +104,13 @@ func (t *Transport) pass() {
 
 // Forget has memberlist take the speaker for one that has left, so that it can be met at another address.
 func (t *Transport) Forget(node string) {
+	t.deliver(&memberlist.Packet{Buf: left(node), From: &net.UDPAddr{}, Timestamp: time.Now()})
+}
+
+// deliver gives a packet to memberlist, which takes none after Shutdown.
+func (t *Transport) deliver(p *memberlist.Packet) {
 	select {
-	case t.packets <- &memberlist.Packet{Buf: left(node), From: &net.UDPAddr{}, Timestamp: time.Now()}:
+	case t.packets <- p:
 	case <-t.done:
 	}
 }
