@@ -114,38 +114,46 @@ func (f *family) parseFlow(message []byte) (e flow, ok bool) {
 	}
 	tcp, over := false, false
 	for attributes.Next() {
-		about := attributes.Type()
-		if about != nl.CTA_TUPLE_ORIG && about != nl.CTA_PROTOINFO {
+		if about := attributes.Type(); about != nl.CTA_TUPLE_ORIG && about != nl.CTA_PROTOINFO {
 			continue
 		}
-		attributes.Nested(func(tuple *netlink.AttributeDecoder) error {
-			for tuple.Next() {
-				part := tuple.Type()
-				tuple.Nested(func(of *netlink.AttributeDecoder) error {
-					for of.Next() {
-						switch kind := of.Type(); {
-						case about == nl.CTA_PROTOINFO:
-							over = over || part == nl.CTA_PROTOINFO_TCP && kind == nl.CTA_PROTOINFO_TCP_STATE && ended(of.Uint8())
-						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_SRC || kind == nl.CTA_IP_V6_SRC):
-							e.client = of.Bytes()
-						case part == nl.CTA_TUPLE_IP && (kind == nl.CTA_IP_V4_DST || kind == nl.CTA_IP_V6_DST):
-							e.vip = of.Bytes()
-						case part == nl.CTA_TUPLE_PROTO && kind == nl.CTA_PROTO_NUM:
-							tcp = of.Uint8() == unix.IPPROTO_TCP
-						case part == nl.CTA_TUPLE_PROTO && kind == nl.CTA_PROTO_SRC_PORT:
-							e.clientPort = of.Bytes()
-						case part == nl.CTA_TUPLE_PROTO && kind == nl.CTA_PROTO_DST_PORT:
-							e.port = of.Bytes()
-						}
-					}
-					return nil
-				})
+		eachInner(attributes, func(at path, of *netlink.AttributeDecoder) {
+			switch at {
+			case path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC}, path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V6_SRC}:
+				e.client = of.Bytes()
+			case path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST}, path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V6_DST}:
+				e.vip = of.Bytes()
+			case path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM}:
+				tcp = of.Uint8() == unix.IPPROTO_TCP
+			case path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_SRC_PORT}:
+				e.clientPort = of.Bytes()
+			case path{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_DST_PORT}:
+				e.port = of.Bytes()
+			case path{nl.CTA_PROTOINFO, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE}:
+				over = over || ended(of.Uint8())
 			}
-			return nil
 		})
 	}
 	whole := len(e.client) == int(f.length) && len(e.vip) == int(f.length) && len(e.clientPort) == 2 && len(e.port) == 2
 	return e, whole && tcp && !over && attributes.Err() == nil
+}
+
+// path are the types of nested attributes, from the outside in.
+type path [3]uint16
+
+// eachInner calls visit for each attribute two levels within the current one.
+func eachInner(outer *netlink.AttributeDecoder, visit func(at path, of *netlink.AttributeDecoder)) {
+	outer.Nested(func(middle *netlink.AttributeDecoder) error {
+		for middle.Next() {
+			middle.Nested(func(inner *netlink.AttributeDecoder) error {
+				for inner.Next() {
+					visit(path{outer.Type(), middle.Type(), inner.Type()}, inner)
+				}
+				return nil
+			})
+		}
+		return nil
+	})
 }
 
 // bucket returns the bucket that the rules find for a connection (family.bucketOf).

@@ -77,8 +77,41 @@ func (m *Machine) took(i int, want *ruleset, keys map[int]string, peers map[stri
 // rules returns what is to be in the table of a family, and from which backends each of its
 // tables of buckets follows. Nil: there is nothing to forward. Those in tables need not be made anew.
 func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tables) (*ruleset, map[int]string) {
+	services, room := m.byTable(f, peers)
+	all, without := len(services), 0
+	if all == 0 || m.refused != nil {
+		m.setWithout(i, f, 0, 0)
+		return nil, nil
+	}
+	if room < 0 {
+		services, without = m.fair(i, services)
+	}
+	m.setWithout(i, f, without, all)
 	r := newRuleset()
-	services, room := map[string][]service{}, m.most // by what their tables follow from
+	interfaces := r.connect(peers)
+	numbers := m.numbers(i, services)
+	unchanged := m.have[i] != nil && maps.Equal(m.peered[i], peers)
+	for _, id := range slices.Sorted(maps.Keys(numbers)) {
+		of := numbers[id]
+		if unchanged && m.keys[i][id] == of {
+			r.tables[id] = m.have[i].tables[id]
+		} else {
+			if tables[of] == nil {
+				tables[of] = newTable(services[of][0].Backends, sizeOf(services[of][0].Direct))
+			}
+			r.tables[id] = tables[of].at(m.node, peers)
+		}
+		for _, s := range services[of] {
+			r.serve(s, id, interfaces)
+		}
+	}
+	return r, numbers
+}
+
+// byTable returns the family's Services by what their tables follow from, and how much room the tables
+// leave. A Service that drains is left out where there is none: those that are wanted have the tables.
+func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[string][]service, room int) {
+	services, room = map[string][]service{}, m.most
 	// Most Services have the same backends.
 	type backends struct {
 		first  *plan.Backend
@@ -99,7 +132,7 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 		}
 		if services[same.of] == nil {
 			if drains && room < sizeOf(s) {
-				return // those that are wanted have the tables
+				return
 			}
 			room -= sizeOf(s)
 		}
@@ -114,10 +147,12 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 	}) {
 		add(key, m.draining[key].Direct, true)
 	}
-	if len(services) == 0 || m.refused != nil {
-		m.setWithout(i, f, 0, 0)
-		return nil, nil
-	}
+	return services, room
+}
+
+// connect adds the peers' hardware addresses and the interfaces to them, and returns the name of the set of
+// these interfaces.
+func (r *ruleset) connect(peers map[string]neighbour) (interfaces string) {
 	devices := map[int]bool{}
 	for _, p := range peers {
 		r.interfaces[number(uint32(p.device))], devices[p.device] = true, true
@@ -125,40 +160,23 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 			r.hardware[p.hardware] = true
 		}
 	}
-	var interfaces []string
+	var names []string
 	for _, index := range slices.Sorted(maps.Keys(devices)) {
-		interfaces = append(interfaces, strconv.Itoa(index))
+		names = append(names, strconv.Itoa(index))
 	}
-	all := len(services)
-	without := 0
-	if room < 0 {
-		services, without = m.fair(i, services)
-	}
-	numbers := m.numbers(i, services)
-	unchanged := m.have[i] != nil && maps.Equal(m.peered[i], peers)
-	for _, id := range slices.Sorted(maps.Keys(numbers)) {
-		of := numbers[id]
-		if unchanged && m.keys[i][id] == of {
-			r.tables[id] = m.have[i].tables[id]
-		} else {
-			if tables[of] == nil {
-				tables[of] = newTable(services[of][0].Backends, sizeOf(services[of][0].Direct))
-			}
-			r.tables[id] = tables[of].at(m.node, peers)
+	return strings.Join(names, "-")
+}
+
+// serve adds the ports of a Service whose table has that number.
+func (r *ruleset) serve(s service, table int, interfaces string) {
+	for _, p := range s.Ports {
+		key := serviceKey(s.vip, p.Number)
+		if _, has := r.services[key]; has && s.drains {
+			continue // a Service that came for it, perhaps
 		}
-		for _, s := range services[of] {
-			for _, p := range s.Ports {
-				key := serviceKey(s.vip, p.Number)
-				if _, has := r.services[key]; has && s.drains {
-					continue // a Service that came for it, perhaps
-				}
-				r.services[key] = served{steer{id, len(r.tables[id].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-					s.ByClient, s.drains, strings.Join(interfaces, "-")}, s.name}
-			}
-		}
+		r.services[key] = served{steer{table, len(r.tables[table].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
+			s.ByClient, s.drains, interfaces}, s.name}
 	}
-	m.setWithout(i, f, without, all)
-	return r, numbers
 }
 
 // service is a Service at a VIP.

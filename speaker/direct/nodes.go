@@ -58,26 +58,15 @@ func (m *Machine) see(links *links, now time.Time) (asks []neighbour) {
 			continue
 		}
 		for _, a := range addrs {
-			was := before[a]
-			if was == nil {
-				was = &host{}
-			}
+			was, lost := cmp.Or(before[a], &host{}), m.want.Lost[node]
 			n, e, ok := links.locate(a, was.neighbour)
 			if !ok {
 				continue
 			}
-			h := &host{neighbour: n, since: was.since, gone: was.gone, unheard: was.unheard && n.silent,
-				anew: (was.anew || was.unheard && !n.silent) && m.want.Lost[node]}
-			if e.asked {
-				h.asked = cmp.Or(was.asked, now)
-				h.silent = h.silent || now.Sub(h.asked) >= answerTime
-			}
-			if h.silent && !was.silent {
-				h.since = now
-			}
+			h := was.next(n, e, lost, now)
 			m.nodes[a] = h
 			silent = silent || h.silent && !was.gone
-			if (h.silent || m.want.Lost[node]) && !e.asked && !e.fixed {
+			if (h.silent || lost) && !e.asked && !e.fixed {
 				asks = append(asks, n)
 			}
 		}
@@ -93,6 +82,20 @@ func (m *Machine) see(links *links, now time.Time) (asks []neighbour) {
 	}
 	m.stale = m.stale || len(m.nodes) != len(before)
 	return asks
+}
+
+// next returns what becomes of the node by what the kernel knows of it now. lost is set if its speaker is lost.
+func (h *host) next(n neighbour, e entry, lost bool, now time.Time) *host {
+	after := &host{neighbour: n, since: h.since, gone: h.gone, unheard: h.unheard && n.silent,
+		anew: (h.anew || h.unheard && !n.silent) && lost}
+	if e.asked {
+		after.asked = cmp.Or(h.asked, now)
+		after.silent = after.silent || now.Sub(after.asked) >= answerTime
+	}
+	if after.silent && !h.silent {
+		after.since = now
+	}
+	return after
 }
 
 // segmentKey is a segment in one family.
