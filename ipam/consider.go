@@ -14,16 +14,16 @@ type Consideration struct {
 	// Free is how many addresses of the family the pool can give now.
 	Free float64
 	// Reason is why the pool would not give the request an address. Empty: it
-	// would. Message says the same in words.
+	// would. Message is the same in words.
 	Reason  Reason
 	Message string
 }
 
-// Consider says what every pool would do for the request, if it were a new
+// Consider returns what every pool would do for the request, if it were a new
 // one: for each family first the pools that the request may draw from, in the
 // order in which they are asked, then the others in the order of the document.
 // It changes nothing. A request that cannot be read has no considerations:
-// Allocate says why.
+// Allocate returns why.
 func (a *Allocator) Consider(req Request, now time.Time) []Consideration {
 	p := &a.plan
 	if p.begin(&a.addresses, req, now) != nil {

@@ -22,7 +22,7 @@ func (p *plan) refuseAll() *Refusal {
 	return nearest
 }
 
-// refuseDraw says why no pool gives an address of family i. It lists the obstacle at each pool
+// refuseDraw returns why no pool gives an address of family i. It lists the obstacle at each pool
 // that the Service may draw from.
 func (p *plan) refuseDraw(i int) *Refusal {
 	if p.refused[i] != nil {
@@ -79,7 +79,7 @@ func (req *request) refuseNoPool() *Refusal {
 		len(req.pools.all), req.Subject.Namespace, off, len(req.pools.auto))
 }
 
-// explain says what a pool, which may not exist, does for the request.
+// explain writes what a pool, which may not exist, does for the request.
 func (p *plan) explain(w *wording, name string, f Family) {
 	q := p.pools.byName[name]
 	switch o := p.obstacle(q, f); o {
@@ -110,7 +110,7 @@ func (p *plan) explain(w *wording, name string, f Family) {
 	}
 }
 
-// describeFree says how much of a space is free, and what became of the others.
+// describeFree writes how much of a space is free, and what became of the others.
 func (a *addresses) describeFree(w *wording, s *space) {
 	fmt.Fprintf(&w.fact, "pool %q has no %s address free", s.name(), s.family)
 	w.counts = true
@@ -142,7 +142,7 @@ func (p *plan) refuseQuota(s *space) *Refusal {
 	return w.refuse(QuotaExceeded, s.name())
 }
 
-// describeQuota says what the namespace has of its quota.
+// describeQuota writes what the namespace has of its quota.
 func (p *plan) describeQuota(w *wording, s *space) {
 	waiting := s.usages[p.me.namespace].quarantined
 	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
@@ -169,7 +169,7 @@ func (req *request) refuseQuarantined(r *quarantined) *Refusal {
 	return w.refuse(AddressQuarantined, r.queue.space.name())
 }
 
-// refuseClash says why the party cannot come to an address that is held.
+// refuseClash returns why the party cannot come to an address that is held.
 func refuseClash(p party, other *tenant, c clash, g *holding) *Refusal {
 	pool, name := g.space.name(), other.owner.Name
 	switch c.over {
@@ -206,7 +206,7 @@ func holdersText(tenants []tenant) string {
 	return strings.Join(names, ", ") + more(len(tenants))
 }
 
-// closedTo says by which of its rules the pool is closed to a Service.
+// closedTo completes "pool NAME ..." with the rule by which it is closed to a Service.
 func (p *pool) closedTo(s config.Subject) string {
 	anyService := config.Pool{Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector}
 	if anyService.Allows(s) {

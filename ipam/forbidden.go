@@ -13,7 +13,7 @@ import (
 type Forbidden struct {
 	Range netipx.IPRange
 	// Why completes "ADDR is ...": "the address of node n1". Where ranges
-	// overlap, the narrowest says why.
+	// overlap, that of the narrowest counts.
 	Why string
 }
 
@@ -102,7 +102,7 @@ func (b *bans) subtract(runs []run, r run) []run {
 	return append(runs, r)
 }
 
-// why returns what the narrowest ban of an address says; of two, the one that
+// why returns the Why of the narrowest ban of an address; of two, the one that
 // begins lower, then the one that is listed first.
 func (fs *forbiddenSet) why(addr netip.Addr) (why string, forbidden bool) {
 	b, n := &fs.bans[familyOf(addr).index()], numOf(addr)

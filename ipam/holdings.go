@@ -12,7 +12,7 @@ type Held struct {
 	// Pool is the pool that hands the address out. Empty: no pool does any more, the address
 	// is stranded, and Why completes "ADDR is ...": "in no pool".
 	Pool, Why string
-	// Draining says that the pool gives no new addresses: the Service should
+	// Draining is set if the pool gives no new addresses: the Service should
 	// move when it can.
 	Draining bool
 	// Asked is Holding.Asked, which restores the same holding after a restart.

@@ -93,8 +93,8 @@ func New() *Allocator {
 }
 
 // Configure replaces the setup. What is held stays with its holders, also when no pool hands
-// it out any more (it is then stranded), and what is in quarantine stays there as long as the
-// new setup says, counted from its release. It looks at every pool, every address that is not
+// it out any more (it is then stranded), and what is in quarantine stays there for the time
+// of the new setup, counted from its release. It looks at every pool, every address that is not
 // free and every forbidden range. It builds anew only the contents of changed pools.
 func (a *Allocator) Configure(setup Setup) {
 	for addr := range a.reservations.apart {

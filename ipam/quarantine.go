@@ -150,7 +150,7 @@ func (q *quarantine) excess(namespace string) (all []*quarantined) {
 	return all[:len(all)/8]
 }
 
-// end ends a quarantine. The caller says what becomes of the address.
+// end ends a quarantine. The caller decides what becomes of the address.
 func (q *quarantine) end(r *quarantined) {
 	r.queue.space.quarantined--
 	r.count(-1)

@@ -94,7 +94,7 @@ func Reasons() reason.Texts[Reason] {
 	}
 }
 
-// Refusal says why a request could not be met. It is the one source of what
+// Refusal is why a request could not be met. It is the one source of what
 // the user reads.
 type Refusal struct {
 	Reason Reason
@@ -111,8 +111,8 @@ type Refusal struct {
 // Error returns reason and message.
 func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Message }
 
-// Same reports whether both say the same. Figures do not matter: how much is in use, and times
-// that count down. Two nil refusals are the same.
+// Same reports whether the two differ in figures at most: how much is in use, and times that
+// count down. Two nil refusals are the same.
 func (r *Refusal) Same(s *Refusal) bool {
 	if r == nil || s == nil {
 		return r == s
@@ -127,8 +127,8 @@ func (r *Refusal) facts() string {
 	return r.Message
 }
 
-// Behind returns a refusal for another reason that says the text and then what
-// this one says.
+// Behind returns a refusal for another reason. Its message is the text and then
+// the message of this one.
 func (r *Refusal) Behind(reason Reason, text string) *Refusal {
 	return &Refusal{Reason: reason, Pool: r.Pool, Message: text + r.Message, fact: text + r.facts()}
 }
@@ -182,7 +182,7 @@ func (w *wording) endAsides() {
 	w.asides = 0
 }
 
-// describeFree says when something is free.
+// describeFree writes when something is free.
 func (w *wording) describeFree(left time.Duration) {
 	left = (left + time.Second - 1).Truncate(time.Second)
 	w.message.WriteString(" free in " + left.String())

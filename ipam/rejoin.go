@@ -53,7 +53,7 @@ func (req *request) sharable(g *holding) bool {
 	return !c.is() && !req.reservedForOther(g.addr)
 }
 
-// refuseShare says why the request may not share an address that is held.
+// refuseShare returns why the request may not share an address that is held.
 func (req *request) refuseShare(g *holding) *Refusal {
 	if req.reservedForOther(g.addr) {
 		return req.refuseReserved(g.addr)

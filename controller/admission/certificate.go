@@ -97,7 +97,7 @@ func serial() *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-// pairOf reads the pair in a Secret. The error says why it cannot be used at that time.
+// pairOf reads the pair in a Secret. The error is why it cannot be used at that time.
 func pairOf(s *corev1.Secret, name string, now time.Time) (*pair, error) {
 	p := &pair{certificate: s.Data[corev1.TLSCertKey], key: s.Data[corev1.TLSPrivateKeyKey], authorities: s.Data[keyAuthorities]}
 	if len(p.certificate) == 0 {

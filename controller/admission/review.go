@@ -93,7 +93,7 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Review answers an AdmissionReview of version v1. The error says why the body is no such
+// Review answers an AdmissionReview of version v1. The error is why the body is no such
 // review.
 func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 	var review admissionv1.AdmissionReview

@@ -9,8 +9,8 @@ import (
 // Lease is an address that a client may use until the lease expires.
 type Lease struct {
 	Addr netip.Addr
-	// Subnet is the one that the server says the address is in. The zero
-	// Prefix: it does not say.
+	// Subnet is the subnet of the address, as the server gives it. The zero
+	// Prefix: it gives none.
 	Subnet netip.Prefix
 	// Server is the identifier of the server that granted it last.
 	Server netip.Addr
@@ -59,7 +59,7 @@ func (t *machine) states(failed error) map[string]State {
 	return states
 }
 
-// silence returns an error that says which server has not answered and since when. Nil: no
+// silence returns an error that names the server which has not answered, and since when. Nil: no
 // answer is late.
 func (t *machine) silence(s *client, waiting int) error {
 	if s.tries < 2 && (s.phase != selecting || t.unanswered < silent) {

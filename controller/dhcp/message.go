@@ -138,10 +138,10 @@ type answer struct {
 	via      mac // the sender of the frame: the server or its relay
 	// What follows is not in a NAK.
 	addr   netip.Addr
-	subnet netip.Prefix // the zero Prefix: the server does not say
-	// lease is from now on; renew and rebind are 0 if the server does not say.
+	subnet netip.Prefix // the zero Prefix: the server gives none
+	// lease is from now on; renew and rebind are 0 if the server gives none.
 	lease, renew, rebind time.Duration
-	text                 string // why not, or whatever servers say
+	text                 string // the server's message: why not, in a NAK
 	// err is why the answer is unusable. Only xid, hardware, clientID and
 	// server are right then.
 	err error
@@ -201,7 +201,7 @@ func decapsulate(frame []byte) (payload []byte, ok bool) {
 	return udp[udpLength:length], true
 }
 
-// terms reads what an OFFER or an ACK grants, and says why it is unusable.
+// terms reads what an OFFER or an ACK grants. The error is why it is unusable.
 func (a *answer) terms(p *dhcpv4.DHCPv4) error {
 	a.addr, _ = netip.AddrFromSlice(p.YourIPAddr.To4())
 	a.lease = p.IPAddressLeaseTime(0)

@@ -20,12 +20,12 @@ var (
 	errNoConfig = errors.New("there is no valid configuration, which may name the node's zone and region: see the Events of the ConfigMap")
 )
 
-// instances implements cloudprovider.InstancesV2: the machine behind a Node
-// is what the Node says, plus the configuration's rule for it.
+// instances implements cloudprovider.InstancesV2. What it knows of a machine is
+// in its Node, and in the configuration's rule for it.
 type instances struct{ *Cloud }
 
-// InstanceExists is true unless the configuration says that the machine is gone. If it is
-// false, the framework deletes the Node.
+// InstanceExists is false if the configuration marks the machine as gone. The
+// framework then deletes the Node.
 func (i instances) InstanceExists(_ context.Context, node *corev1.Node) (bool, error) {
 	return !i.rule(node).Gone, nil
 }
@@ -79,12 +79,12 @@ func (i instances) rule(node *corev1.Node) config.NodeRule {
 	return config.NodeRule{}
 }
 
-// maxProvided is how many addresses a kubelet can be told to use, one of each family. Of an annotation with more the
+// maxProvided is how many addresses a kubelet can be configured with, one of each family. Of an annotation with more the
 // framework takes none.
 const maxProvided = 2
 
 // addressesOf returns the addresses that the Node has, and those that its
-// kubelet was told to use: the framework insists on each of them.
+// kubelet was configured with: the framework insists on each of them.
 func addressesOf(node *corev1.Node) []corev1.NodeAddress {
 	addresses := slices.Clone(node.Status.Addresses)
 	provided := strings.SplitN(node.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr], ",", maxProvided+1)

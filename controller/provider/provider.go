@@ -36,7 +36,7 @@ type Options struct {
 	Namespace string
 	// Initialization is which new nodes the provider initializes. Empty: InitializeAuto.
 	Initialization Initialization
-	// ClusterCIDR is what --cluster-cidr says. Empty: there are no routes to pods.
+	// ClusterCIDR is the value of --cluster-cidr. Empty: there are no routes to pods.
 	ClusterCIDR string
 	Events      Events
 	Log         *slog.Logger

@@ -29,9 +29,9 @@ type routes struct {
 	reported map[types.NodeName]reported // when the routes were listed last
 }
 
-// reported is what a speaker's Lease says about routes to the pods of its node.
+// reported is what a speaker reports on its Lease about routes to the pods of its node.
 type reported struct {
-	// known is set if it says anything about them.
+	// known is set if it reports anything about them.
 	known bool
 	// cidrs are the pod CIDRs that have routes.
 	cidrs []netip.Prefix

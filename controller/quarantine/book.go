@@ -232,7 +232,7 @@ func (b *Book) draft(now time.Time) draft {
 	return draft{text: text, noted: b.noted, over: over, full: full}
 }
 
-// settle notes that the draft is what the ConfigMap says.
+// settle records that the ConfigMap has the draft.
 func (b *Book) settle(d draft) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -54,10 +54,10 @@ const (
 // for what somebody may have added.
 const maxText = 1_000_000
 
-// errVersion says that another version of the controller wrote the text.
+// errVersion is the error of a text that another version of the controller wrote.
 var errVersion = errors.New("another format")
 
-// page is what a text says.
+// page is the content of a text.
 type page struct {
 	records []Record
 	// unreadable counts the lines that are no records; first is what is wrong
@@ -121,7 +121,7 @@ func parseRecord(line string) (Record, error) {
 	return r.rounded(), r.check()
 }
 
-// check says what is wrong with a record, if anything.
+// check returns what is wrong with a record, if anything.
 func (r Record) check() error {
 	namespace, name, _ := strings.Cut(r.Service, "/")
 	switch {

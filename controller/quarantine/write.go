@@ -35,7 +35,7 @@ func (b *Book) insist(ctx context.Context, attempt func(context.Context) error) 
 		defer cancel()
 		err := attempt(limited)
 		if err != nil && ctx.Err() != nil {
-			return false, err // which says only that ctx has ended
+			return false, err // ctx has ended, which is no fault of the ConfigMap
 		}
 		b.mu.Lock()
 		b.fault = err

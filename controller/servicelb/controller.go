@@ -85,7 +85,7 @@ type Facts interface {
 
 // Book keeps what must survive the controller; quarantine.Book is one.
 type Book interface {
-	// Load returns what the book says. It is called once, before all else.
+	// Load returns the records in the book. It is called once, before all else.
 	Load(ctx context.Context) ([]quarantine.Record, error)
 	// Keep returns when the records are durable.
 	Keep(ctx context.Context, records ...quarantine.Record) error
@@ -378,7 +378,7 @@ func (c *Controller) Stats() ledger.Stats { return c.ledger.stats() }
 type situation struct {
 	config *config.Config
 	facts  *clusterfacts.Facts
-	// overrun is what Ledger.Overrun says.
+	// overrun are the sentences of Ledger.Overrun.
 	overrun string
 }
 

@@ -51,7 +51,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	}
 	v := c.ensure(svc)
 	if len(v.Held) == 0 && (v.Undecided || v.Asked && !c.Scope.LeftBehind(svc)) {
-		return nil // there is nothing to say yet
+		return nil // there is nothing to write yet
 	}
 	want := objectOf(v, svc.Generation)
 	want.upstream = c.drivenByUpstream(svc)
@@ -181,7 +181,7 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, body []byte
 	case err == nil:
 		return true, nil
 	case apierrors.IsNotFound(err), isOtherUID(err):
-		return false, nil // the watch is about to say so
+		return false, nil // the watch is about to deliver that
 	default:
 		return false, fmt.Errorf("patch status of Service %s/%s: %w", svc.Namespace, svc.Name, err)
 	}

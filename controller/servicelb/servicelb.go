@@ -7,7 +7,7 @@
 //	reconcile.go   one Service is brought into step: decide, write, settle
 //	shared.go      the ledger, with its lock, its clock and what it is handed of the cluster
 //	ledger/        Ledger.Ensure decides
-//	object.go      the one PATCH that says so on the Service's object
+//	object.go      the one PATCH that writes the verdict to the Service's object
 //	repairs.go     how often what others do to the object is undone
 //
 // Beside it:

@@ -22,8 +22,8 @@ const (
 	// on. With memberlist's default of 4, where a tenth of the packets is lost, about every ten minutes
 	// a suspected speaker did not hear of the suspicion, or its objection was not heard.
 	retransmitMult = 10
-	// gossipNodes is how many others are sent to each interval. With 8, news reaches 1,000 speakers in four intervals. An
-	// interval without news costs a wake-up and no packet.
+	// gossipNodes is how many others are sent to each interval. With 8, a change reaches 1,000 speakers in four intervals. An
+	// interval without changes costs a wake-up and no packet.
 	gossipNodes = 8
 
 	// tcpTimeout bounds a connection to another speaker, each way.

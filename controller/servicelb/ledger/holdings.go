@@ -28,7 +28,7 @@ func (h *holdings) quarantineRecorded(now time.Time) {
 	h.records = nil
 }
 
-// allocate gives the Service what it asks for, or says why not.
+// allocate gives the Service what it asks for, or returns the refusal.
 func (h *holdings) allocate(a *account, req ipam.Request, now time.Time) (refusal *ipam.Refusal) {
 	before := h.Holds(a.owner.UID)
 	_, err := h.Allocate(req, now)

@@ -199,7 +199,7 @@ func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (is
 // addressOrNumber matches addresses, which mean something, before numbers, which count.
 var addressOrNumber = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\d+`)
 
-// sameFacts reports whether both errors say the same. Times and counts do not matter.
+// sameFacts reports whether the errors differ in times and counts at most.
 func sameFacts(a, b error) bool {
 	if a == nil || b == nil {
 		return a == b

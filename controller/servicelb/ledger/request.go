@@ -161,7 +161,7 @@ func checkIgnore(svc *corev1.Service) error {
 	return nil
 }
 
-// in says which annotation an error is about.
+// in adds to an error the annotation that it is about.
 func in(annotation string, err error) error {
 	if err == nil {
 		return nil

@@ -42,7 +42,7 @@ func takesOver(cfg *config.Config) bool {
 }
 
 // takeOver gives a Service that holds nothing what another load balancer wrote into its
-// status; and at the first look, too, what its annotation says that it had: it was restored
+// status; and at the first look, too, what it had by its annotation: it was restored
 // from a backup, or created again from its manifest. It gets nothing that it would not be
 // given on request.
 func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, first bool, now time.Time) {
@@ -134,11 +134,11 @@ type Duplicate struct {
 // into quarantine then.
 //
 // An address that a Service's status and annotation both name is its own, whatever the pools
-// say, because users who may write a Service may not write its status. An address that only
+// are, because users who may write a Service may not write its status. An address that only
 // one of them names (the other was wiped, or another load balancer gave it) goes back to the
 // Service only if the Service would be given it now on request, so that writing an annotation
-// gains nothing. Other addresses in a status are replaced, unless the configuration says whose
-// Services are being taken over.
+// gains nothing. Other addresses in a status are replaced, unless the configuration names the load
+// balancers whose Services are being taken over.
 func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 	for _, svc := range s.Services {
 		l.foreign.set(NameOf(svc), l.shown(svc))

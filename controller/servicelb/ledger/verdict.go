@@ -108,7 +108,7 @@ func (v Verdict) Condition() (reason, message string) {
 	return string(ReasonAllocated), message
 }
 
-// toMove says how a Service gets away from an address that it should leave.
+// toMove is how a Service gets away from an address that it should leave.
 const toMove = "; " + moving + " gives it another one"
 
 // moving is how to ask for that.

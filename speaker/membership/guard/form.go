@@ -267,7 +267,7 @@ func fits(value []byte, k kind) bool {
 	return false
 }
 
-// MaxIncarnation returns the highest incarnation that passes at a time. A speaker contradicts what others say about it by a higher
+// MaxIncarnation returns the highest incarnation that passes at a time. A speaker contradicts what others claim about it by a higher
 // one, and after the highest of all comes 0. So an attacker with the key could end all that is heard of a speaker by one
 // packet. This bound rises by 4 each second, and so lets each contradiction pass a moment later. A clock that is wrong by
 // years lets pass what honest speakers reach, which count from 1 at each start.
