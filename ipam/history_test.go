@@ -335,8 +335,8 @@ type play struct {
 	now     time.Time
 	model   *model
 	// all are the allocators. The model has one answer, and so have those who
-	// agree with it; the second one is there for what the model does not say:
-	// messages, the order in which a restart tells of things, and that to
+	// agree with it; the second one is there for what the model does not
+	// have: messages, the order in which a restart restores things, and that to
 	// consider a request changes nothing, which only the first one does.
 	all   []*ipam.Allocator
 	asked int
@@ -366,7 +366,7 @@ func run(ops []op, layouts []*layout, twins bool) (failed int, how string) {
 	return -1, ""
 }
 
-// step plays one step. It says what is wrong, if anything is.
+// step plays one step. It returns what is wrong, if anything is.
 func (p *play) step(o *op) string {
 	switch o.kind {
 	case "allocate":
@@ -442,8 +442,8 @@ func (p *play) happen(o *op) string {
 	return ""
 }
 
-// claim plays somebody who says that addresses were its own before. One who holds
-// nothing is told what it would be told if it asked for them.
+// claim plays a Service that claims addresses as its own from before. One that
+// holds nothing gets the answer that it would get if it requested them.
 func (p *play) claim(o *op) string {
 	addrs := []netip.Addr{o.addr}
 	if o.more.Is4() == o.addr.Is4() {
@@ -516,7 +516,7 @@ func (p *play) mayLeave(req *ipam.Request, before []ipam.Held) bool {
 	return true
 }
 
-// explains says how a decision and its explanation differ.
+// explains returns how a decision and its explanation differ.
 func explains(considered []ipam.Consideration, got []ipam.Held, err error) string {
 	would := slices.ContainsFunc(considered, func(c ipam.Consideration) bool { return c.Reason == "" })
 	where := slices.IndexFunc(considered, func(c ipam.Consideration) bool { return len(got) > 0 && c.Pool == got[0].Pool })
@@ -531,8 +531,8 @@ func explains(considered []ipam.Consideration, got []ipam.Held, err error) strin
 	return ""
 }
 
-// restart builds the allocators anew from what the first one says: the second one
-// knows the setup at once and hears of what is in quarantine in another order.
+// restart builds the allocators anew from the state of the first one. The second
+// one has the setup at once, and gets what is in quarantine in another order.
 func (p *play) restart() {
 	old := p.all[0]
 	all := old.InQuarantine(p.now)

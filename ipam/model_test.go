@@ -44,14 +44,14 @@ type quarantined struct {
 	time time.Duration
 }
 
-// layout is a setup with what it says about each place spelled out.
+// layout is a setup, and what follows from it for each place.
 type layout struct {
 	ipam.Setup
 	at       []spot
 	families map[string][]ipam.Family // of each pool
 }
 
-// spot is what a layout says about one place.
+// spot is what a layout has for one place.
 type spot struct {
 	pool     int // -1: none
 	withheld bool
@@ -462,7 +462,7 @@ func conflict(c string) ipam.Reason {
 	return ipam.SharingConflict
 }
 
-// mayHave is what the setup says about a requested address.
+// mayHave returns why the setup keeps a requested address from the request. Empty: it does not.
 func (m *model) mayHave(req *ipam.Request, p *place) ipam.Reason {
 	s := m.layout.at[p.n]
 	mine := s.reserved == req.Owner.Name
@@ -707,7 +707,7 @@ func (m *model) draw(req *ipam.Request, want map[ipam.Family]int, chosen choice,
 }
 
 // drawFrom draws from the first pool that gives an address of the family, or
-// says why none does.
+// returns why none does.
 func (m *model) drawFrom(req *ipam.Request, order []*config.Pool, f ipam.Family, chosen choice) ipam.Reason {
 	best := ipam.NoPool
 	for _, q := range order {

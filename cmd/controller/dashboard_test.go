@@ -26,8 +26,8 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/dashboard/example"
 )
 
-// Nothing of the dashboard is told to somebody without the right to it. Who asks
-// without credentials is anonymous, as the framework has it.
+// Nobody reads anything of the dashboard without the right to it. A request without
+// credentials is anonymous, as the framework has it.
 func TestDashboardIsForWhoMayReadIt(t *testing.T) {
 	authenticate := authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		name := "system:anonymous"

@@ -43,7 +43,7 @@ func TestTheMarginLeavesTimeToWrite(t *testing.T) {
 }
 
 // slow is a Lease that this process takes, and whose answers take their time. While it is suspended none comes,
-// whatever the context says.
+// even if the context has ended.
 type slow struct {
 	resourcelock.Interface
 	suspended atomic.Bool

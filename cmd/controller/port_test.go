@@ -77,8 +77,8 @@ func (p securePort) dial(from string) net.Conn {
 	return c
 }
 
-// says opens a TLS connection from an address and sends text on it.
-func (p securePort) says(from, text string) net.Conn {
+// sends opens a TLS connection from an address and sends text on it.
+func (p securePort) sends(from, text string) net.Conn {
 	p.Helper()
 	raw := p.dial(from)
 	c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, ServerName: webhook}) //nolint:gosec // its certificate is not what is tested
@@ -171,7 +171,7 @@ func TestStrangersAtTheSecurePort(t *testing.T) {
 		if i%8 > 0 {
 			all = append(all, p.dial(from))
 		} else {
-			all = append(all, p.says(from, "POST /admission/config HTTP/1.1\r\nHost: x\r\nX: "))
+			all = append(all, p.sends(from, "POST /admission/config HTTP/1.1\r\nHost: x\r\nX: "))
 		}
 		if i%debughttp.MaxConnsOfSource == 0 {
 			goesOn()
@@ -193,7 +193,7 @@ func TestStrangersAtTheSecurePort(t *testing.T) {
 	var sending sync.WaitGroup
 	sending.Go(func() {
 		for ctx.Err() == nil {
-			p.says("127.0.4.1", "POST /admission/config HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+			p.sends("127.0.4.1", "POST /admission/config HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
@@ -221,7 +221,7 @@ func TestStrangersFillNoMemory(t *testing.T) {
 	var all []net.Conn
 	long := "GET /readyz HTTP/1.1\r\nHost: x\r\nX: " + string(bytes.Repeat([]byte("x"), 1<<20-200))
 	for i := range debughttp.MaxConns {
-		all = append(all, p.says(fmt.Sprintf("127.0.5.%d", 1+i/debughttp.MaxConnsOfSource), long))
+		all = append(all, p.sends(fmt.Sprintf("127.0.5.%d", 1+i/debughttp.MaxConnsOfSource), long))
 		now := heap()
 		most = max(most, now-min(now, before))
 	}

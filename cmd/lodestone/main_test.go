@@ -208,7 +208,7 @@ var questions = [][]string{
 	{"validate", "--live"}, {"diagnose"}, {"migrate", "metallb"},
 }
 
-// Without a cluster, every command says in a sentence what it tried, soon, and
+// Without a cluster, every command soon prints a sentence about what it tried, and
 // exits with 3.
 func TestNoCluster(t *testing.T) {
 	t.Parallel()
@@ -239,8 +239,8 @@ func (s *server) forbid(resource string) {
 	}
 }
 
-// Each right that may be missing: the answer says which, what it can say it says,
-// and the exit code tells that it is not all.
+// Each right that may be missing: the answer names it and has everything else, and
+// by the exit code it is not complete.
 func TestNoPermission(t *testing.T) {
 	t.Parallel()
 	const missing = "the answer is not complete: "
@@ -325,7 +325,7 @@ func TestOldServer(t *testing.T) {
 	assert.Contains(t, out, "All is well.")
 }
 
-// An API server that does not answer, or whose answers make no sense, is said.
+// An API server that does not answer, or whose answers make no sense, is reported.
 func TestServersThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -185,7 +185,7 @@ func TestBodiesThatAreNoReviews(t *testing.T) {
 		strings.Replace(string(review(valid)), "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), strings.Repeat("[", 100_000)} {
 		assert.Equal(t, 400, post(strings.NewReader(body)), "%.60s", body)
 	}
-	// Over a connection the client may be told by a reset: the server reads no further.
+	// Over a connection the client may get a reset instead, because the server reads no further.
 	answer := httptest.NewRecorder()
 	reviewer().ServeHTTP(answer, httptest.NewRequest(http.MethodPost, Path, io.LimitReader(zeros{}, maxBody+1)))
 	assert.Equal(t, 400, answer.Code, "too large")
@@ -264,7 +264,7 @@ func (w *world) keep(keepers ...*Keeper) {
 	}
 }
 
-// trusted tells whether the API server would talk to the replica now.
+// trusted reports whether the API server would accept the replica's certificate now.
 func (w *world) trusted(k *Keeper) bool {
 	webhook, err := w.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(w.Context(), WebhookName, metav1.GetOptions{})
 	require.NoError(w, err)

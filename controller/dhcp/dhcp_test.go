@@ -199,8 +199,8 @@ func TestForgotten(t *testing.T) {
 	})
 }
 
-// A server says that the client's last address is not its own. It may be any server on
-// the segment: the address is lost only when a server leases another one.
+// A server refuses the client's last address. It may be any server on the segment: the
+// address is lost only when a server leases another one.
 func TestLastIsRefused(t *testing.T) {
 	t.Parallel()
 	simulate(t, func(w *world) {
@@ -512,7 +512,7 @@ func TestSet(t *testing.T) {
 		require.Equal(t, dhcpv4.MessageTypeRelease, w.sent()[n].MessageType())
 		require.Len(t, w.Current(), 2)
 
-		// Who comes back before it could be said that it was gone keeps its lease.
+		// A client that comes back before its going was noticed keeps its lease.
 		n = len(w.sent())
 		w.setUp(false)
 		w.Set(clients(3)) // finds the interface down

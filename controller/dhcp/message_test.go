@@ -23,8 +23,8 @@ func with(code dhcpv4.OptionCode, b ...byte) dhcpv4.Modifier {
 
 func yiaddr(a string) dhcpv4.Modifier { return dhcpv4.WithYourIP(net.ParseIP(a).To4()) }
 
-// What a server says is believed only if it can be true. Unusable answers are
-// told, those that are for somebody else are not.
+// An answer counts only if it can be true. Unusable answers are reported, those
+// for somebody else are not.
 func TestUnusableAnswers(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
@@ -170,7 +170,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzAnswer feeds what servers say to clients in every phase.
+// FuzzAnswer feeds servers' answers to clients in every phase.
 func FuzzAnswer(f *testing.F) {
 	for _, payload := range answers(f) {
 		f.Add(payload)

@@ -113,7 +113,7 @@ func knowing(c []Client, states map[string]State) []Client {
 }
 
 // serve runs a server on a host until stop, or the end of the test. It
-// returns when the server has written the line that says it is ready.
+// returns when the server has written the line that reports it as ready.
 func serve(t *testing.T, h *testnet.Host, ready string, env []string, program string, args ...string) (stop func()) {
 	t.Helper()
 	path, err := exec.LookPath(program)
@@ -400,7 +400,7 @@ func TestKeaByHardwareAddress(t *testing.T) {
 		`is leased to "lab/default/web-0/0" already: a server that distinguishes clients by hardware address`)
 }
 
-// Whatever happens to the interface is said, and passes by itself.
+// Every fault of the interface is reported, and the client recovers when it ends.
 func TestInterfaceFails(t *testing.T) {
 	t.Parallel()
 	seg := testnet.NewSegment(t, 2)

@@ -27,14 +27,14 @@ import (
 
 var morning = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 
-// told is a channel of Events.
-type told chan string
+// recorder is a channel of Events that were emitted.
+type recorder chan string
 
-func (t told) Event(object runtime.Object, eventType, reason, message string) {
+func (t recorder) Event(object runtime.Object, eventType, reason, message string) {
 	t <- eventType + " " + object.(metav1.Object).GetName() + " " + reason + ": " + message
 }
 
-func (t told) Once(object runtime.Object, eventType, reason, message, _ string) {
+func (t recorder) Once(object runtime.Object, eventType, reason, message, _ string) {
 	t.Event(object, eventType, reason, message)
 }
 
@@ -58,12 +58,12 @@ func lease(node string, sessions ...report.Session) *coordinationv1.Lease {
 type story struct {
 	t      *testing.T
 	client *fake.Clientset
-	events told
+	events recorder
 }
 
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Helper()
-	s := &story{t: t, client: testapi.New(objects...), events: make(told, 100)}
+	s := &story{t: t, client: testapi.New(objects...), events: make(recorder, 100)}
 	services := coreinformers.NewServiceInformer(s.client, metav1.NamespaceAll, 0, cache.Indexers{})
 	n, err := leaseevents.New(leaseevents.Options{Client: s.client, Namespace: "lodestone-system", Services: services, Events: s.events})
 	require.NoError(t, err)
@@ -77,14 +77,14 @@ func newStory(t *testing.T, objects ...runtime.Object) *story {
 	require.NoError(t, err)
 	first := ""
 	for try := 0; first == ""; try++ { // until the watch runs, which holds no more than 100 Leases
-		s.says(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: fmt.Sprint("try ", try)})}})
+		s.writes(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: fmt.Sprint("try ", try)})}})
 		select {
 		case first = <-s.events:
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 	require.Contains(t, first, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): try `)
-	s.says(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: "hold timer expired"})}})
+	s.writes(report.Report{Sessions: []report.Session{session(report.Session{Since: morning, Message: "hold timer expired"})}})
 	require.Eventually(t, func() bool {
 		return <-s.events == `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): hold timer expired`
 	}, time.Minute, time.Millisecond)
@@ -96,8 +96,8 @@ func session(s report.Session) report.Session {
 	return s
 }
 
-// says writes the Lease of n1.
-func (s *story) says(r report.Report) {
+// writes writes the Lease of n1.
+func (s *story) writes(r report.Report) {
 	s.t.Helper()
 	l := lease("n1")
 	l.Annotations = r.Annotations()
@@ -108,16 +108,16 @@ func (s *story) says(r report.Report) {
 func TestSessionsThatComeAndGoAreEvents(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, lease("n0", report.Session{Peer: "old", Message: "refused"}))
-	say := func(of report.Session) { s.says(report.Report{Sessions: []report.Session{session(of)}}) }
-	say(report.Session{Since: morning, Message: "hold timer expired"}) // nothing new
-	say(report.Session{Established: true, Since: morning})
+	write := func(of report.Session) { s.writes(report.Report{Sessions: []report.Session{session(of)}}) }
+	write(report.Session{Since: morning, Message: "hold timer expired"}) // nothing new
+	write(report.Session{Established: true, Since: morning})
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
-	say(report.Session{Established: true, Since: morning, BFD: "Up"})       // nothing new
-	say(report.Session{Established: true, Since: morning.Add(time.Minute)}) // down and up in between
+	write(report.Session{Established: true, Since: morning, BFD: "Up"})       // nothing new
+	write(report.Session{Established: true, Since: morning.Add(time.Minute)}) // down and up in between
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
-	say(report.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
+	write(report.Session{Since: morning, Message: "the peer: Cease, administrative shutdown"})
 	require.Equal(t, `Warning n1 BGPSessionDown: no BGP session with peer "tor" (203.0.113.254): the peer: Cease, administrative shutdown`, <-s.events)
-	say(report.Session{Established: true, Since: morning.Add(time.Hour), Message: "node n2 has the router ID, too"})
+	write(report.Session{Established: true, Since: morning.Add(time.Hour), Message: "node n2 has the router ID, too"})
 	require.Equal(t, `Normal n1 BGPSessionUp: BGP session with peer "tor" (203.0.113.254) is established`, <-s.events)
 	require.Equal(t, `Warning n1 BGPSessionFlawed: BGP session with peer "tor" (203.0.113.254): node n2 has the router ID, too`, <-s.events)
 	require.Empty(t, s.events)
@@ -141,21 +141,21 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 	a, b, six, nobodys := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1"),
 		netip.MustParseAddr("203.0.113.9")
 	lost := report.Move{At: morning, From: "n9", Why: report.SpeakerLost, To: map[string][]netip.Addr{"n1": {a, six}, "n2": {b, nobodys}}}
-	s.says(report.Report{Moves: []report.Move{lost}})
+	s.writes(report.Report{Moves: []report.Move{lost}})
 	because := ": the speaker on node n9 is not heard any more: the node is down or cut off, or its speaker was killed"
 	require.Equal(t, "Normal dual OwnerChanged: node n1 announces 203.0.113.1 and 2001:db8::1 instead of node n9"+because, <-s.events)
 	require.Equal(t, "Normal shares OwnerChanged: node n1 announces 203.0.113.1 instead of node n9"+because, <-s.events)
 	require.Equal(t, "Normal alone OwnerChanged: node n2 announces 203.0.113.2 instead of node n9"+because, <-s.events)
 
 	gone := report.Move{At: morning.Add(time.Minute), From: "n2", Why: "NoServingEndpoint", To: map[string][]netip.Addr{"": {b}}}
-	s.says(report.Report{Moves: []report.Move{lost, gone}})
+	s.writes(report.Report{Moves: []report.Move{lost, gone}})
 	require.Equal(t, "Warning alone NoOwner: no node announces 203.0.113.2 by layer 2 any more, node n2 did: no endpoint of the Service "+
 		"takes traffic", <-s.events)
 	first := report.Move{At: morning.Add(time.Hour), Why: report.FirstOwner, To: map[string][]netip.Addr{"n2": {a, six}}}
-	s.says(report.Report{Moves: []report.Move{gone, first}})
+	s.writes(report.Report{Moves: []report.Move{gone, first}})
 	require.Equal(t, "Normal dual Announced: node n2 announces 203.0.113.1 and 2001:db8::1 by layer 2", <-s.events)
 	require.Equal(t, "Normal shares Announced: node n2 announces 203.0.113.1 by layer 2", <-s.events)
-	s.says(report.Report{})
+	s.writes(report.Report{})
 
 	t.Log("a Lease that was deleted comes back with what everybody knows")
 	require.NoError(t, s.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), lease("n1").Name, metav1.DeleteOptions{}))
@@ -168,8 +168,8 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 	require.Empty(t, s.events)
 }
 
-// The leader goes with the node whose VIPs move. The next one tells of them, as the
-// same Event, and not of what moved long ago.
+// The leader goes with the node whose VIPs move. The next one emits the same Event
+// about them, and none about what moved long ago.
 func TestNextLeaderTellsOfMoves(t *testing.T) {
 	t.Parallel()
 	l, vip := lease("n1"), netip.MustParseAddr("203.0.113.1")
@@ -205,14 +205,14 @@ func TestNextLeaderTellsOfMoves(t *testing.T) {
 func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	s.says(report.Report{Unmatched: []string{"lan", "storage"}})
+	s.writes(report.Report{Unmatched: []string{"lan", "storage"}})
 	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: advertisement "lan" announces on none of this node's interfaces`)
 	require.Contains(t, <-s.events, `Warning n1 InterfaceMissing: advertisement "storage" announces on none of this node's interfaces`)
-	s.says(report.Report{Unmatched: []string{"storage"}})
+	s.writes(report.Report{Unmatched: []string{"storage"}})
 	require.Equal(t,
 		`Normal n1 InterfaceMissingOver: advertisement "lan" has an interface on this node again, or does not need one any more`, <-s.events)
-	s.says(report.Report{Unmatched: []string{"storage", strings.Repeat("x", 64)}})
-	s.says(report.Report{})
+	s.writes(report.Report{Unmatched: []string{"storage", strings.Repeat("x", 64)}})
+	s.writes(report.Report{})
 	require.Equal(t,
 		`Normal n1 InterfaceMissingOver: advertisement "storage" has an interface on this node again, or does not need one any more`, <-s.events)
 	require.Empty(t, s.events)

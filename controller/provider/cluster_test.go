@@ -310,7 +310,7 @@ func (s *story) announced(name string) string {
 	return strings.Join(append(parts, svc.Finalizers...), " ")
 }
 
-// has waits until the Service announces what is wanted, and nothing else is said of it.
+// has waits until the object of the Service shows what is wanted, and nothing else.
 func (s *story) has(name, want string) {
 	s.Helper()
 	eventually(s.T, want, func() string { return s.announced(name) })

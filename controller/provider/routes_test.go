@@ -122,14 +122,14 @@ func (r *routed) node(n *corev1.Node) {
 	require.NoError(r, err)
 }
 
-// says has the node's speaker write its Lease.
-func (r *routed) says(node, mode, cidrs string) {
+// reports has the node's speaker write its Lease.
+func (r *routed) reports(node, mode, cidrs string) {
 	r.Helper()
-	r.lease(node, said(mode, cidrs))
+	r.lease(node, onLease(mode, cidrs))
 }
 
-// said is what the Lease has then. The CIDRs are separated by commas.
-func said(mode, cidrs string) map[string]string {
+// onLease are the annotations of the Lease then. The CIDRs are separated by commas.
+func onLease(mode, cidrs string) map[string]string {
 	of := report.Report{PodRoutes: mode, RoutedPodCIDRs: []netip.Prefix{}}
 	for cidr := range strings.SplitSeq(cidrs, ",") {
 		if p, err := netip.ParsePrefix(cidr); err == nil {
@@ -190,61 +190,61 @@ func TestUpstreamRouteController(t *testing.T) {
 		r.wantEvent("n1", "node n1 has no speaker, and so no routes to its pods: does the DaemonSet lodestone-speaker run there?")
 		r.wantNetwork("n3", "") // it has no pods yet
 
-		r.says("n1", "kernel", "10.244.1.0/24,fd00:10:244:1::/64")
-		r.says("n2", "kernel", "")
+		r.reports("n1", "kernel", "10.244.1.0/24,fd00:10:244:1::/64")
+		r.reports("n2", "kernel", "")
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionFalse)
 		r.wantNetwork("n2", corev1.ConditionTrue)
 		r.wantEvent("n2", "the speaker of node n2 does not say that 10.244.2.0/24 has routes: its log and /status have the reason")
 
-		r.says("n1", "kernel", "10.244.1.0/24") // one family of two
-		r.says("n2", "kernel", "10.244.2.0/24")
+		r.reports("n1", "kernel", "10.244.1.0/24") // one family of two
+		r.reports("n2", "kernel", "10.244.2.0/24")
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionTrue)
 		r.wantNetwork("n2", corev1.ConditionFalse)
 
 		r.node(podNode("n4", "10.244.4.0/24"))
-		r.says("n4", "kernel", "10.244.4.0/24")
+		r.reports("n4", "kernel", "10.244.4.0/24")
 		require.NoError(t, r.client.CoreV1().Nodes().Delete(t.Context(), "n2", metav1.DeleteOptions{}))
 		r.pass()
 		r.wantNetwork("n4", corev1.ConditionFalse)
 
 		// Nobody takes anything back because the document is gone.
 		r.config.set(&config.Config{})
-		r.says("n4", "", "")
+		r.reports("n4", "", "")
 		r.pass()
 		r.wantNetwork("n4", corev1.ConditionFalse)
 	})
 }
 
 // Speakers of an older version, and those that have not read the configuration
-// yet, say nothing: then all stays as it is.
+// yet, report nothing: then all stays as it is.
 func TestAnUpgradeMakesNoNetworkUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lost := podNode("n2", "10.244.2.0/24")
 		lost.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue}}
 		r := newRouted(t, podNode("n1", "10.244.1.0/24"), lost)
 		r.lease("n1", nil)
-		r.lease("n2", said("", ""))
+		r.lease("n2", onLease("", ""))
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionFalse)
 		r.wantNetwork("n2", corev1.ConditionTrue)
-		r.says("n1", "bgp", "")
-		r.says("n2", "bgp", "10.244.2.0/24")
+		r.reports("n1", "bgp", "")
+		r.reports("n2", "bgp", "10.244.2.0/24")
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionTrue)
 		r.wantNetwork("n2", corev1.ConditionFalse)
 	})
 }
 
-// Of the Leases of speakers only what they say of routes is kept, however large they are.
+// Of the Leases of speakers only what they report of routes is kept, however large they are.
 func TestRoutesKeepLittleOfLeases(t *testing.T) {
 	// Not parallel: it measures.
 	const number, each = 200, 100 << 10
 	list := &coordinationv1.LeaseList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
 	for i := range number {
 		l := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint(annotation.SpeakerLeasePrefix, "n", i),
-			Annotations: said("kernel", fmt.Sprintf("10.244.%d.0/24", i))}}
+			Annotations: onLease("kernel", fmt.Sprintf("10.244.%d.0/24", i))}}
 		l.Annotations["example.com/note"] = strings.Repeat("x", each)
 		list.Items = append(list.Items, l)
 	}

@@ -164,7 +164,7 @@ func TestNoNamespaceCrowdsOutOthers(t *testing.T) {
 	})
 }
 
-// TestLongNamesHaveRoom for as many addresses as the documentation says.
+// TestLongNamesHaveRoom for as many addresses as the documentation states.
 func TestLongNamesHaveRoom(t *testing.T) {
 	records := make([]Record, 5000)
 	long := strings.Repeat("a", 63)

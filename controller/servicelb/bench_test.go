@@ -76,7 +76,7 @@ func assigned(i int, addr netip.Addr) func(*corev1.Service) {
 
 // large returns a controller that has just settled in a cluster of many
 // pools and Services, of which as many as are waiting want the one address of
-// the pool "full", and have said so.
+// the pool "full", and have been refused.
 func large(b *testing.B, waiting int) *story {
 	s := newStory(b)
 	s.config.set(pools(0))

@@ -159,7 +159,7 @@ func TestWhatRestsCountsForTheQuota(t *testing.T) {
 	assert.Equal(t, "203.0.113.11", kube.JoinAddrs(kube.VIPs(s.server.get("other/web"))))
 	s.creates("late")
 	s.has("late", "", "False QuotaExceeded")
-	s.says("late", "holds 0 of its 1 IPv4 addresses of pool \"lan\" (1 in quarantine after their last use, which count, too)")
+	s.mentions("late", "holds 0 of its 1 IPv4 addresses of pool \"lan\" (1 in quarantine after their last use, which count, too)")
 	s.creates("round-0") // the one that it is kept for
 	s.has("round-0", "203.0.113.10", "True Allocated")
 	s.deletes("round-0")
@@ -262,8 +262,8 @@ func TestSeveralAddresses(t *testing.T) {
 	s.has("web", "203.0.113.10,2001:db8::10", "True Allocated")
 }
 
-// What another load balancer has given is in use, and so is what the document says
-// routers and nodes have.
+// What another load balancer has given is in use, and so is what routers and nodes
+// have by the document.
 func TestAddressesOfOthersAreNeverGiven(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -274,7 +274,7 @@ func TestAddressesOfOthersAreNeverGiven(t *testing.T) {
 	s.has("web", "203.0.113.11", "True Allocated")
 	s.creates("asks", annotated(annotation.Addresses, "203.0.113.10"))
 	s.has("asks", "", "False AddressForbidden")
-	s.says("asks", "203.0.113.10 is never handed out: it is the address of Service default/theirs, which another load balancer serves")
+	s.mentions("asks", "203.0.113.10 is never handed out: it is the address of Service default/theirs, which another load balancer serves")
 
 	s.creates("more", ofClass("metallb.io/metallb"), shows("203.0.113.12", "198.51.100.1"))
 	s.creates("next")
@@ -286,8 +286,8 @@ func TestAddressesOfOthersAreNeverGiven(t *testing.T) {
 	s.has("asks", "203.0.113.10", "True Allocated")
 
 	s.changes("more", shows("203.0.113.11"))
-	s.has("web", "203.0.113.11", "True Stranded") // it keeps it, and says who has it, too
-	s.says("web", "the address of Service default/more")
+	s.has("web", "203.0.113.11", "True Stranded") // it keeps it, and its condition names who has it, too
+	s.mentions("web", "the address of Service default/more")
 
 	// Every tenant writes externalIPs: they forbid nothing.
 	s.creates("outer", ofClass("metallb.io/metallb"), func(svc *corev1.Service) { svc.Spec.ExternalIPs = []string{"203.0.113.15"} })
@@ -311,7 +311,7 @@ routes: {mode: kernel, cidrs: [10.1.0.0/16]}
 	} {
 		s.changes("web", annotated(annotation.Addresses, addr))
 		s.has("web", "203.0.113.2", "False AddressForbidden")
-		s.says("web", why)
+		s.mentions("web", why)
 	}
 	cfg, _ := s.config.Current()
 	assert.Len(t, clusterfacts.PoolWarnings(cfg, &clusterfacts.Facts{}), 3)

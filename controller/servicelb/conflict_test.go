@@ -85,7 +85,7 @@ func TestANewAddressThatAnotherHostHas(t *testing.T) {
 	s.has("next", "203.0.113.12", "True Allocated")
 	s.creates("last")
 	s.has("last", "", "False PoolExhausted")
-	s.says("last", "0 of 3 IPv4 addresses free (1 in use by other hosts)")
+	s.mentions("last", "0 of 3 IPv4 addresses free (1 in use by other hosts)")
 	s.reports() // nobody asks for the address any more, so nobody hears of the host
 	s.has("last", "", "False PoolExhausted")
 	s.pass(withholding - time.Minute)
@@ -94,14 +94,14 @@ func TestANewAddressThatAnotherHostHas(t *testing.T) {
 	s.has("last", "203.0.113.10", "True Allocated")
 	s.reports("203.0.113.10 withheld") // it is still there
 	s.has("last", "203.0.113.10", "False AddressConflict")
-	s.says("last", "the host 02:00:00:00:00:0c (seen by node n1) has 203.0.113.10, which is therefore not announced; there is no other "+
+	s.mentions("last", "the host 02:00:00:00:00:0c (seen by node n1) has 203.0.113.10, which is therefore not announced; there is no other "+
 		"address: pool \"lan\" has 0 of 3 IPv4 addresses free; keeps 203.0.113.10 from pool \"lan\"")
 	s.pass(time.Hour)
 	s.deletes("web")
 	s.has("last", "203.0.113.11", "True Allocated")
 }
 
-// Some addresses cannot be replaced: the Service is told.
+// Some addresses cannot be replaced: the condition of the Service reports that.
 func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -115,7 +115,7 @@ func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
 	for name, addr := range map[string]string{"named": "203.0.113.11", "reserved": "203.0.113.12", "shared": "203.0.113.10",
 		"sharer": "203.0.113.10"} {
 		s.has(name, addr, "False AddressConflict")
-		s.says(name, "has "+addr+", which is therefore not announced: take it away from that host")
+		s.mentions(name, "has "+addr+", which is therefore not announced: take it away from that host")
 	}
 	assert.Len(t, s.events.take(), 4)
 	assert.Equal(t, 4., testutil.ToFloat64(s.metrics.refusals.WithLabelValues("AddressConflict")))
@@ -128,7 +128,7 @@ func TestAServiceThatStaysOnAnAddressThatAnotherHostHas(t *testing.T) {
 	s.has("sharer", "", "False PoolExhausted")
 	s.deletes("named")
 	s.has("shared", "203.0.113.11", "True Allocated") // it is alone now, and leaves as soon as it can
-	s.says("sharer", "(1 in use by other hosts)")
+	s.mentions("sharer", "(1 in use by other hosts)")
 	s.creates("bold", annotated(annotation.Addresses, "203.0.113.10")) // who names it has it, and hears of the host
 	s.has("bold", "203.0.113.10", "False AddressConflict")
 	s.reports()
@@ -149,7 +149,7 @@ func TestAReportMovesNobodyWhoHasHadTheAddressForAWhile(t *testing.T) {
 	s.reports("203.0.113.10 withheld", "203.0.113.11 announced")
 	s.has("web", "203.0.113.10", "False AddressConflict")
 	s.has("other", "203.0.113.11", "True AddressConflict")
-	s.says("other", "the host 02:00:00:00:00:0c (seen by node n1) claims 203.0.113.11, too: the speakers defend it")
+	s.mentions("other", "the host 02:00:00:00:00:0c (seen by node n1) claims 203.0.113.11, too: the speakers defend it")
 	s.wantEvents("Warning AddressConflict", "Warning AddressConflict")
 	s.restart()
 	s.run()
@@ -186,7 +186,7 @@ func TestOnlyTheFamilyInConflictMoves(t *testing.T) {
 	s.has("web", "2001:db8::11,203.0.113.10", "True Allocated")
 }
 
-// After a restart the Leases and the Services tell.
+// After a restart the conflicts are known from the Leases and the Services.
 func TestConflictsAfterARestart(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)

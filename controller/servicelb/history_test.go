@@ -30,7 +30,7 @@ import (
 // change, delete and break Services, the configuration changes, time passes,
 // patches fail or their answers are lost, the controller lags behind what the
 // server knows, and dies at any point. At no time may two Services show one
-// address that do not share it; at the end every Service has what it asks for or says why not, and
+// address that do not share it; at the end every Service has what it asks for, or a refusal, and
 // every address that nobody shows is free. Services share an address only with
 // the same key and different ports.
 func TestNoHistoryGivesAnAddressTwice(t *testing.T) {
@@ -121,10 +121,10 @@ func history(t *rapid.T) string {
 	}
 	s := newStory(t)
 	s.since = map[held]time.Time{}
-	var said strings.Builder
+	var transcript strings.Builder
 	s.server.watch = func(_, svc *corev1.Service) {
 		text, _ := json.Marshal(svc)
-		said.Write(append(text, '\n'))
+		transcript.Write(append(text, '\n'))
 	}
 	s.lessor.serves("eth1", "198.18.0.240", "198.18.0.241", "198.18.0.242")
 	s.lessor.serves("eth2", "198.18.2.240")
@@ -230,9 +230,9 @@ func history(t *rapid.T) string {
 	s.settled(t)
 	s.restartChangesNothing()
 	for _, event := range s.events.take() {
-		said.WriteString(event + "\n")
+		transcript.WriteString(event + "\n")
 	}
-	return said.String()
+	return transcript.String()
 }
 
 // restartChangesNothing checks that a controller that starts now, and every reader
@@ -342,7 +342,7 @@ func (s *story) keeps(settled map[string][]netip.Addr) {
 	}
 }
 
-// settled checks that every Service has what it asks for or says why not, and
+// settled checks that every Service has what it asks for, or a refusal, and
 // that the ledger agrees with the objects.
 func (s *story) settled(t *rapid.T) {
 	shown := 0.0

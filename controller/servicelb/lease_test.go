@@ -22,7 +22,7 @@ import (
 )
 
 // lessor is a DHCP server on each interface that is in ranges, and the client
-// before it. It outlives controllers and answers when told to.
+// before it. It outlives controllers, and answers when a test calls for it.
 type lessor struct {
 	ranges map[string][]netip.Addr
 	// mute servers answer nobody.
@@ -210,7 +210,7 @@ func TestServiceGetsALeasedAddressWithOneWriteAndOneEvent(t *testing.T) {
 	s := newOffice(t)
 	s.creates("web")
 	s.has("web", "198.18.0.240", "True Allocated")
-	s.says("web", `198.18.0.240 from pool "office"`)
+	s.mentions("web", `198.18.0.240 from pool "office"`)
 	s.leases("web", "198.18.0.240=eth1")
 	s.wantEvents("Normal Allocated default/web: 198.18.0.240")
 	assert.Equal(t, 1, s.server.patches)
@@ -267,7 +267,7 @@ func TestLostLeaseTakesTheAddressAwayAtOnce(t *testing.T) {
 	s.lessor.ends("eth1", "198.18.0.240", "the lease of 198.18.0.240 ended at 10:00")
 	s.run()
 	s.has("web", "", "False LeasePending")
-	s.says("web", `pool "office" has no lease for the Service yet: the lease of 198.18.0.240 ended at 10:00`)
+	s.mentions("web", `pool "office" has no lease for the Service yet: the lease of 198.18.0.240 ended at 10:00`)
 	s.leases("web", "")
 	s.wantEvents("Warning LeaseLost default/web: 198.18.0.240 is withdrawn: the lease of 198.18.0.240 ended at 10:00.",
 		"Warning LeasePending default/web")
@@ -289,7 +289,7 @@ func TestLeaseThatIsNotExtendedIsSaidBeforeItEnds(t *testing.T) {
 	s.lessor.fails("eth1", "198.18.0.240", "DHCP server 198.18.0.100 has not extended the lease of 198.18.0.240 since 10:00")
 	s.run()
 	s.has("web", "198.18.0.240", "True LeaseOverdue")
-	s.says("web", "DHCP server 198.18.0.100 has not extended the lease")
+	s.mentions("web", "DHCP server 198.18.0.100 has not extended the lease")
 	s.wantEvents("Warning LeaseOverdue default/web")
 	s.silent("only a time changes", func() {
 		s.lessor.fails("eth1", "198.18.0.240", "DHCP server 198.18.0.100 has not extended the lease of 198.18.0.240 since 11:11")
@@ -297,7 +297,7 @@ func TestLeaseThatIsNotExtendedIsSaidBeforeItEnds(t *testing.T) {
 	})
 	s.lessor.fails("eth1", "198.18.0.240", "DHCP server 198.18.0.101 has not extended the lease of 198.18.0.240 since 11:11")
 	s.run()
-	s.says("web", "198.18.0.101")
+	s.mentions("web", "198.18.0.101")
 	s.lessor.fails("eth1", "198.18.0.240", "")
 	s.run()
 	s.has("web", "198.18.0.240", "True Allocated")
@@ -311,7 +311,7 @@ func TestServerThatHasNoMoreAddressesIsSaid(t *testing.T) {
 	s.creates("b")
 	s.creates("c")
 	s.has("c", "", "False LeasePending")
-	s.says("c", `pool "office" has no lease for the Service yet: no DHCP server on interface "eth1" has offered an address since`)
+	s.mentions("c", `pool "office" has no lease for the Service yet: no DHCP server on interface "eth1" has offered an address since`)
 	s.wantEvents("Normal Allocated default/a", "Normal Allocated default/b", "Warning LeasePending default/c")
 	s.silent("it says when and how many wait, again and again", func() {
 		for range 3 {
@@ -352,8 +352,8 @@ func TestPoolWithAddressesAtHandComesBeforeALease(t *testing.T) {
 	assert.Len(t, s.wanted()["eth1"], 2, "it waits no longer for the pool that comes first")
 	s.creates("e")
 	s.has("e", "", "False LeasePending")
-	s.says("e", `pool "one" has 0 of 1 IPv4 addresses free: no DHCP server on interface "eth1" has offered an address`)
-	s.says("e", `interface "eth2"`)
+	s.mentions("e", `pool "one" has 0 of 1 IPv4 addresses free: no DHCP server on interface "eth1" has offered an address`)
+	s.mentions("e", `interface "eth2"`)
 	s.deletes("a")
 	s.has("e", "203.0.113.10", "True Allocated")
 	assert.Len(t, slices.Concat(s.wanted()["eth1"], s.wanted()["eth2"]), 3)
@@ -428,7 +428,7 @@ func TestLeasedAddressIsNotShared(t *testing.T) {
 	s.creates("a", annotated(annotation.SharingKey, "k"), port(80))
 	s.creates("b", annotated(annotation.SharingKey, "k"), port(443))
 	s.has("b", "", "False AddressReserved")
-	s.says("b", "198.18.0.240 is reserved for default/a")
+	s.mentions("b", "198.18.0.240 is reserved for default/a")
 	assert.Len(t, s.wanted()["eth1"], 1)
 }
 
@@ -439,7 +439,7 @@ func TestRemovedPoolGivesItsLeasesBack(t *testing.T) {
 	s.creates("b", annotated(annotation.AddressPool, "office"))
 	s.events.take()
 	s.configure(strings.ReplaceAll(office, "office", "floor"))
-	s.says("a", `198.18.0.240 from pool "floor"`)
+	s.mentions("a", `198.18.0.240 from pool "floor"`)
 	s.wantEvents()
 	s.configure(office)
 	s.configure("pools: [{name: four, addresses: [203.0.113.10]}]\n")
@@ -466,14 +466,14 @@ func TestLeaseThatContradictsThePoolsIsSaid(t *testing.T) {
 	s.configure(office + "  - {name: lan, addresses: [198.18.0.240-198.18.0.250], autoAssign: false}\n")
 	s.creates("web")
 	s.has("web", "", "False LeasePending")
-	s.says("web", `the DHCP server leases 198.18.0.240, which is in pool "lan": take it out of that pool`)
+	s.mentions("web", `the DHCP server leases 198.18.0.240, which is in pool "lan": take it out of that pool`)
 	s.configure(office)
 	s.has("web", "198.18.0.240", "True Allocated")
 	s.configure(office + "  - {name: lan, addresses: [198.18.0.240-198.18.0.250], autoAssign: false}\n")
 	s.has("web", "198.18.0.240", "True Allocated") // nothing in use moves
-	s.says("web", `from pool "lan"`)
+	s.mentions("web", `from pool "lan"`)
 	s.configure(office)
-	s.says("web", `from pool "office"`)
+	s.mentions("web", `from pool "office"`)
 }
 
 func TestServiceOfAnotherClassLosesItsLeaseToo(t *testing.T) {

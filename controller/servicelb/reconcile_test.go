@@ -26,7 +26,7 @@ func TestServiceGetsAnAddressWithOneWriteAndOneEvent(t *testing.T) {
 	s := newStory(t)
 	s.creates("web")
 	s.has("web", "203.0.113.10", "True Allocated")
-	s.says("web", `203.0.113.10 from pool "lan"`)
+	s.mentions("web", `203.0.113.10 from pool "lan"`)
 	s.wantEvents("Normal Allocated default/web: 203.0.113.10")
 	if s.server.patches != 1 {
 		t.Errorf("%d writes", s.server.patches)
@@ -87,7 +87,7 @@ func TestPreferredFamilyIsAddedWhenAPoolGivesIt(t *testing.T) {
 	s.configure("pools: [{name: four, addresses: [203.0.113.10]}]\n")
 	s.creates("web", families(corev1.IPFamilyPolicyPreferDualStack, corev1.IPv4Protocol, corev1.IPv6Protocol))
 	s.has("web", "203.0.113.10", "True PartiallyAllocated")
-	s.says("web", "no pool gives it an IPv6 address")
+	s.mentions("web", "no pool gives it an IPv6 address")
 	s.events.take()
 	s.configure("pools: [{name: four, addresses: [203.0.113.10]}, {name: six, addresses: ['2001:db8::10']}]\n")
 	s.has("web", "203.0.113.10,2001:db8::10", "True Allocated")
@@ -139,7 +139,7 @@ func TestRequestsAreMetOrRefusedWithTheFacts(t *testing.T) {
 	} {
 		s.creates(tt.name, tt.change)
 		s.has(tt.name, "", "False "+tt.reason)
-		s.says(tt.name, tt.words)
+		s.mentions(tt.name, tt.words)
 		if c := kube.Allocated(s.server.get("default/" + tt.name)); len(c.Message) > 300 {
 			t.Errorf("%s: a message of %d bytes", tt.name, len(c.Message))
 		}
@@ -158,7 +158,7 @@ func TestRefusedWishKeepsWhatTheServiceHas(t *testing.T) {
 	s.creates("other")
 	s.changes("web", annotated(annotation.Addresses, "203.0.113.11"))
 	s.has("web", "203.0.113.10", "False AddressInUse")
-	s.says("web", `; keeps 203.0.113.10 from pool "lan"`)
+	s.mentions("web", `; keeps 203.0.113.10 from pool "lan"`)
 	s.deletes("other")
 	s.has("web", "203.0.113.10", "False AddressQuarantined")
 	s.pass(30 * time.Second)
@@ -231,7 +231,7 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	s.deletes("ignored")
 }
 
-// An annotation leaves a single Service to others, where they cannot be told apart by class.
+// An annotation leaves a single Service to others, where no class distinguishes them.
 func TestIgnoredServicesAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -244,7 +244,7 @@ func TestIgnoredServicesAreLeftAlone(t *testing.T) {
 
 	s.changes("theirs", annotated(annotation.Ignore, "yes"))
 	s.has("theirs", "", "False InvalidRequest")
-	s.says("theirs", annotation.Ignore+`: "yes" is not "true"`)
+	s.mentions("theirs", annotation.Ignore+`: "yes" is not "true"`)
 	s.changes("theirs", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Ignore) })
 	s.has("theirs", "203.0.113.11", "True Allocated")
 }
@@ -463,7 +463,7 @@ func TestAddressesOfAnotherLoadBalancerAreAdopted(t *testing.T) {
 	s.has("node-address", "203.0.113.12", "True Allocated")
 }
 
-// Config missing or invalid at start: import, allocate nothing, say so.
+// Without a valid configuration at the start Services are imported, nothing is allocated, and the refusal is reported.
 func TestWithoutConfigurationNothingIsAllocatedAndNothingIsLost(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -480,7 +480,7 @@ func TestWithoutConfigurationNothingIsAllocatedAndNothingIsLost(t *testing.T) {
 	s.restart()
 	s.run()
 	s.has("new", "", "False ConfigUnavailable")
-	s.says("new", "config.yaml:1:1: bad")
+	s.mentions("new", "config.yaml:1:1: bad")
 	s.wantEvents("Warning ConfigUnavailable default/new")
 
 	s.configure(lan)
@@ -540,7 +540,7 @@ func TestNobodyWritesBecauseSecondsCountDown(t *testing.T) {
 	s.creates("waits")
 	s.creates("wants", annotated(annotation.Addresses, "203.0.113.10"))
 	s.deletes("a")
-	s.says("wants", "in quarantine")
+	s.mentions("wants", "in quarantine")
 	for _, name := range []string{"b", "c"} {
 		s.server.delete("default/"+name, s.clock)
 		s.run()

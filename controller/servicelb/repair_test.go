@@ -20,7 +20,7 @@ func TestTypingErrorsAreNoContest(t *testing.T) {
 	for i := range 3 * promptRepairs {
 		s.changes("web", annotated(annotation.Addresses, fmt.Sprintf("203.0.113.1%dx", i)))
 		s.has("web", "203.0.113.10", "False InvalidRequest")
-		s.says("web", fmt.Sprintf("1%dx", i))
+		s.mentions("web", fmt.Sprintf("1%dx", i))
 	}
 	s.changes("web", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Addresses) })
 	s.has("web", "203.0.113.10", "True Allocated")
@@ -42,13 +42,13 @@ func TestFiguresOfARefusalCauseNoWrite(t *testing.T) {
 	for i := range 3 {
 		s.creates(fmt.Sprint("waits-", i))
 	}
-	s.says("waits-2", "0 of 4 IPv4 addresses free")
+	s.mentions("waits-2", "0 of 4 IPv4 addresses free")
 	for i := range 3 {
 		s.deletes(fmt.Sprint("has-", i))
 		s.pass(time.Minute)
 		s.silent("a namespace is created", func() { s.stale = true; s.run() })
 	}
-	s.says("waits-2", "0 of 4 IPv4 addresses free")
+	s.mentions("waits-2", "0 of 4 IPv4 addresses free")
 	s.events.take()
 	s.changes("waits-2", func(svc *corev1.Service) { svc.Status.Conditions = nil })
 	s.has("waits-2", "", "False PoolExhausted")

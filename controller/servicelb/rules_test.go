@@ -50,8 +50,8 @@ func TestServicesOfOneKeyShareAnAddress(t *testing.T) {
 
 	s.creates("rival", shared("edge"), ports(443, 8443))
 	s.has("rival", "", "False SharingConflict")
-	s.says("rival", "TCP/443")
-	s.says("rival", "default/web")
+	s.mentions("rival", "TCP/443")
+	s.mentions("rival", "default/web")
 	s.silent("the controller restarts", func() { s.restart(); s.run() })
 	s.has("mail", "203.0.113.10", "True Allocated")
 
@@ -137,7 +137,7 @@ func TestAMistakeAmongNamespacesPartsNobody(t *testing.T) {
 	for range 2 {
 		s.changes("web", with(",mail,,shop"))
 		s.has("web", "203.0.113.10", "False InvalidRequest")
-		s.says("web", `"" is not the name of a namespace`)
+		s.mentions("web", `"" is not the name of a namespace`)
 		s.changes("web", ports(80, 8081))
 		s.has("web", "203.0.113.10", "False InvalidRequest")
 		assert.Equal(t, "203.0.113.10", s.server.get("mail/smtp").Annotations[annotation.Assigned])
@@ -204,7 +204,7 @@ func TestNamespacesHaveQuotas(t *testing.T) {
 	s.creates("b")
 	s.creates("c")
 	s.has("c", "", "False QuotaExceeded")
-	s.says("c", "2 of its 2")
+	s.mentions("c", "2 of its 2")
 	s.server.create("other/d", s.clock)
 	s.run()
 	assert.Equal(t, "203.0.113.12", s.server.get("other/d").Annotations[annotation.Assigned])
@@ -222,7 +222,7 @@ pools:
   - {name: new, addresses: [198.51.100.10]}
 `)
 	s.has("web", "203.0.113.10", "True Draining")
-	s.says("web", "lodestone.io/renumber=true")
+	s.mentions("web", "lodestone.io/renumber=true")
 	s.changes("web", annotated(annotation.Renumber, "yes"))
 	s.has("web", "203.0.113.10", "False InvalidRequest")
 	s.changes("web", annotated(annotation.Renumber, annotation.Renumbering))
@@ -243,7 +243,7 @@ func TestStrandedServicesAreRenumberedWhenAsked(t *testing.T) {
 	s.creates("first")
 	s.changes("web", annotated(annotation.Renumber, annotation.Renumbering))
 	s.has("web", "203.0.113.10", "False PoolExhausted")
-	s.says("web", "keeps 203.0.113.10")
+	s.mentions("web", "keeps 203.0.113.10")
 	s.deletes("first")
 	s.pass(30 * time.Second)
 	s.has("web", "198.51.100.1", "True Allocated")
@@ -259,7 +259,7 @@ reservations: [{service: default/dns, addresses: [203.0.113.10]}]
 	s.has("web", "203.0.113.11", "True Allocated")
 	s.creates("thief", annotated(annotation.Addresses, "203.0.113.10"))
 	s.has("thief", "", "False AddressReserved")
-	s.says("thief", "default/dns")
+	s.mentions("thief", "default/dns")
 	s.creates("dns")
 	s.has("dns", "203.0.113.10", "True Allocated")
 }
@@ -329,12 +329,12 @@ func TestTheClustersOwnAddressesAreNeverGiven(t *testing.T) {
 	s.stale = true
 	s.run()
 	s.has("early", "203.0.113.10", "True Stranded")
-	s.says("early", "the address of node n2")
+	s.mentions("early", "the address of node n2")
 	s.creates("web")
 	s.has("web", "203.0.113.12", "True Allocated")
 	s.creates("bold", annotated(annotation.Addresses, "203.0.113.11"))
 	s.has("bold", "", "False AddressForbidden")
-	s.says("bold", "the default gateway of node n1")
+	s.mentions("bold", "the default gateway of node n1")
 }
 
 func TestOneServiceHoldsSeveralAddressesOfAFamily(t *testing.T) {
@@ -353,7 +353,7 @@ func TestOnlyRequestersAskForAddresses(t *testing.T) {
 	s.configure("pools: [{name: lan, addresses: [203.0.113.10-203.0.113.19], requesters: [infra]}]\n")
 	s.creates("web", annotated(annotation.Addresses, "203.0.113.15"))
 	s.has("web", "", "False RequestNotAllowed")
-	s.says("web", "infra")
+	s.mentions("web", "infra")
 	s.server.create("infra/dns", s.clock, annotated(annotation.Addresses, "203.0.113.15"))
 	s.run()
 	assert.Equal(t, "203.0.113.15", s.server.get("infra/dns").Annotations[annotation.Assigned])

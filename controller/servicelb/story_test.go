@@ -355,7 +355,7 @@ type story struct {
 
 	*Controller
 	index cache.Indexer
-	// stale says that configuration, facts or namespaces have changed and the
+	// stale is set if configuration, facts or namespaces have changed and the
 	// controller has not noticed yet.
 	stale bool
 	// since is when Services got what they hold, nil if nobody asks.
@@ -399,8 +399,8 @@ type still struct {
 
 func (still) AddAfter(string, time.Duration) {}
 
-// restart starts a controller that knows only what the server tells it. The
-// one before it is gone without a word.
+// restart starts a controller that knows only what is in the API server. The one
+// before it was killed.
 func (s *story) restart() {
 	now := func() time.Time { return s.clock }
 	s.index = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
@@ -597,8 +597,8 @@ func wiped(svc *corev1.Service) { svc.Status.LoadBalancer = corev1.LoadBalancerS
 
 // The checks.
 
-// has checks that the Service's object names the addresses, and how it says
-// it stands: "True Allocated".
+// has checks the addresses in the Service's object, and status and reason of its
+// condition: "True Allocated".
 func (s *story) has(name, addresses, condition string) {
 	s.failer.Helper()
 	svc := s.server.get("default/" + name)
@@ -621,8 +621,8 @@ func (s *story) has(name, addresses, condition string) {
 	}
 }
 
-// says checks that the Service's condition contains the words.
-func (s *story) says(name, words string) {
+// mentions checks that the Service's condition contains the words.
+func (s *story) mentions(name, words string) {
 	s.failer.Helper()
 	c := kube.Allocated(s.server.get("default/" + name))
 	if c == nil || !strings.Contains(c.Message, words) {

@@ -92,7 +92,7 @@ func TestAnnotationsOfKubeVIP(t *testing.T) {
 
 	s.creates("lease", annotated("kube-vip.io/loadbalancerIPs", "0.0.0.0"))
 	s.has("lease", "", "False InvalidRequest")
-	s.says("lease", "no pool has dhcp")
+	s.mentions("lease", "no pool has dhcp")
 }
 
 func TestOursWinAndContradictionsAreRefused(t *testing.T) {
@@ -104,23 +104,23 @@ func TestOursWinAndContradictionsAreRefused(t *testing.T) {
 	s.has("ours", "203.0.113.15", "True Allocated")
 	s.creates("quarrel", annotated("metallb.io/loadBalancerIPs", "203.0.113.16"), annotated("kube-vip.io/loadbalancerIPs", "203.0.113.17"))
 	s.has("quarrel", "", "False InvalidRequest")
-	s.says("quarrel", "annotation metallb.io/loadBalancerIPs asks for \"203.0.113.16\", annotation kube-vip.io/loadbalancerIPs for "+
+	s.mentions("quarrel", "annotation metallb.io/loadBalancerIPs asks for \"203.0.113.16\", annotation kube-vip.io/loadbalancerIPs for "+
 		"\"203.0.113.17\"")
 	s.changes("quarrel", annotated(annotation.Addresses, "203.0.113.18"))
 	s.has("quarrel", "203.0.113.18", "True Allocated")
 
 	s.creates("spec", annotated("metallb.io/loadBalancerIPs", "203.0.113.16"), asks("203.0.113.17"))
 	s.has("spec", "", "False InvalidRequest")
-	s.says("spec", "annotation metallb.io/loadBalancerIPs for 203.0.113.16")
+	s.mentions("spec", "annotation metallb.io/loadBalancerIPs for 203.0.113.16")
 	s.creates("nonsense", annotated("metallb.io/loadBalancerIPs", "none"))
-	s.says("nonsense", `annotation metallb.io/loadBalancerIPs: "none" is not an IP address`)
+	s.mentions("nonsense", `annotation metallb.io/loadBalancerIPs: "none" is not an IP address`)
 	s.creates("outside", annotated("metallb.io/loadBalancerIPs", "192.0.2.1"))
 	s.has("outside", "", "False AddressOutsidePools")
 	s.creates("unknown", annotated("metallb.io/address-pool", "gone"))
 	s.has("unknown", "", "False PoolNotFound")
 }
 
-// The configuration says from one moment to the next whether they count.
+// An edit of the configuration decides at once whether they count.
 func TestCompatibilityIsSwitchedOnAndOff(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -205,8 +205,8 @@ func TestAnAddressThatNoPoolGivesStaysWhereItIs(t *testing.T) {
 		s.restart()
 		s.run()
 		s.has(name, "", "False "+c.reason)
-		s.says(name, c.says)
-		s.says(name, "lodestone.io/renumber=true")
+		s.mentions(name, c.says)
+		s.mentions(name, "lodestone.io/renumber=true")
 		require.Equal(t, []string{c.ip}, s.inStatus(name))
 	}
 	// kube-vip's cloud provider has the conventional finalizer on its Services.
@@ -257,7 +257,7 @@ func TestWithoutPoolsNobodysStatusIsTouched(t *testing.T) {
 	s.has("web", "203.0.113.13", "True Allocated")
 }
 
-// Two Services that another load balancer had share an address have to say so.
+// Two Services that another load balancer had share an address need a sharing key.
 func TestAddressThatIsNotSharedHere(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -268,7 +268,7 @@ func TestAddressThatIsNotSharedHere(t *testing.T) {
 	s.run()
 	s.has("first", "203.0.113.12", "True Allocated")
 	s.has("second", "", "False AddressInUse")
-	s.says("second", "is held by default/first")
+	s.mentions("second", "is held by default/first")
 	require.Equal(t, []string{"203.0.113.12"}, s.inStatus("second"))
 	s.changes("first", shared("k"))
 	s.changes("second", shared("k"))
@@ -295,11 +295,11 @@ func TestAServiceThatCannotBeReadIsTakenOverAllTheSame(t *testing.T) {
 	s.configure(metalLB + twoPools)
 	s.creates("web", shows("203.0.113.12"), annotated("metallb.io/loadBalancerIPs", "poison"))
 	s.has("web", "203.0.113.12", "False InvalidRequest")
-	s.says("web", "keeps 203.0.113.12")
+	s.mentions("web", "keeps 203.0.113.12")
 }
 
-// Somebody who waits for a shared address hears that its holder parts, also
-// when that was said while the controller was down.
+// A Service that waits for an address gets it when the holder ceases to share it, also
+// if its sharing key was removed while the controller was down.
 func TestAHolderThatPartsWhileTheControllerIsDown(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)

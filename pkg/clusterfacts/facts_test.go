@@ -282,7 +282,7 @@ func TestConflicts(t *testing.T) {
 }
 
 // A node that lies keeps few addresses from being handed out, however many segments it
-// says it has.
+// reports.
 func TestOneNodeForbidsFewAddresses(t *testing.T) {
 	t.Parallel()
 	var segments, gateways []string
@@ -350,7 +350,7 @@ func TestOneNodeClosesNoPool(t *testing.T) {
 	}
 }
 
-// A kubelet that says its Node has all addresses of a pool does not close it, unless the pool is
+// A kubelet that gives its Node all addresses of a pool does not close it, unless the pool is
 // very small. Those that honest Nodes have are never handed out.
 func TestOneKubeletClosesNoPool(t *testing.T) {
 	t.Parallel()
@@ -420,7 +420,7 @@ func TestWhatDoesMostHarmCountsFirst(t *testing.T) {
 	assert.Equal(t, []string{"192.0.2.1", "203.0.113.2", "203.0.113.3"}, withheld(), "the source address, and the gateway")
 }
 
-// Where routes.cidrs say where pods are, nobody goes by what a Node says that registers.
+// Where routes.cidrs has the ranges of pods, the ranges that a Node registers with do not count.
 func TestPodCIDRsOfNodesBesideRoutes(t *testing.T) {
 	t.Parallel()
 	o := Objects{Nodes: []*corev1.Node{node("n1", []string{"203.0.113.0/24", "no prefix", "10.244.1.0/24"}, internal("203.0.113.9"))}}

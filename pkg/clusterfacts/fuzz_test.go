@@ -12,8 +12,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
-// What kubelets, speakers and the API server say of addresses becomes valid ranges in order, each with a reason, whatever
-// it is, and in whichever order it comes.
+// What kubelets, speakers and the API server report of addresses becomes valid ranges in order, each with a reason,
+// whatever it is, and in whichever order it comes.
 func FuzzCollect(f *testing.F) {
 	f.Add("198.18.0.1,198.18.0.2,2001:db8::1", "10.244.0.0/24,fd00::/64", "198.18.0.1", "10.96.0.0/12", `{"gateways":["198.18.0.254"]}`)
 	f.Add("::ffff:198.18.0.1,fe80::1%eth0,", "10.244.0.1/0,::ffff:0:0/96", "0.0.0.0", "0.0.0.0/0,::/0", "{")

@@ -217,7 +217,7 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 	}, apiService("10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/12"))
 }
 
-// Nothing may be handed out before everything is known, and the log says what
+// Nothing may be handed out before everything is known, and the log names what
 // is missing.
 func TestNotReadyBeforeEverythingIsListed(t *testing.T) {
 	for resource, missing := range map[string]string{"servicecidrs": "ServiceCIDRs", "leases": "Leases of speakers", "nodes": "Nodes"} {

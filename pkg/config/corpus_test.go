@@ -74,7 +74,7 @@ func inOrder(t *testing.T, err error) {
 	}
 }
 
-// Every document of testdata/valid means what its golden file says.
+// Every document of testdata/valid has the meaning that is in its golden file.
 func TestValid(t *testing.T) {
 	for _, file := range corpus(t, "valid") {
 		t.Run(filepath.Base(file), func(t *testing.T) {

@@ -152,11 +152,11 @@ func samplesFor(name string) []func(n int) string {
 	return found
 }
 
-// mold says how to write a document: what is at some paths, and how many items
-// the lists have.
+// mold is how to write a document: what is at some paths, and how many items the
+// lists have.
 type mold struct {
 	leaves map[string]func(n int) string // overrides by path
-	counts map[string]int                // items of a list; 1 where nothing is said
+	counts map[string]int                // items of a list; 1 for a list that is not here
 	full   map[string]bool               // lists whose items have every key
 	wanted map[string]bool               // paths that have to be there
 }

@@ -76,7 +76,7 @@ func restored(n int) func(*config.Config, kube.State) bool {
 }
 
 // An invalid edit is no outage, however many programs start before it is
-// mended: they take the copy, say so, and leave it for the first valid document.
+// mended: they take the copy, log that, and leave it for the first valid document.
 func TestProgramsThatStartTakeTheLastValidDocument(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

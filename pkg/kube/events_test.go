@@ -14,7 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
-// Two controllers, one after the other, tell the same: the API server has it once.
+// Two controllers, one after the other, write the same Event: the API server has it once.
 func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	client := testapi.New()

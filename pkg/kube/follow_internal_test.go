@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// An API server that has just started refuses first, and says only then that it
-// does not have the kind: who waits for that has to hear of it.
+// An API server that has just started refuses at first, and reports only then that it
+// does not have the kind: whoever waits for that has to get that error.
 func TestEveryOtherKindOfErrorIsReported(t *testing.T) {
 	t.Parallel()
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}

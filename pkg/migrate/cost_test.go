@@ -116,7 +116,7 @@ func TestCostOfObjectsThatNameEachOther(t *testing.T) {
 	}
 }
 
-// What no configuration holds is an error that says what to do.
+// What is too much for a configuration is an error with a hint.
 func TestTooMuchForAConfiguration(t *testing.T) {
 	t.Parallel()
 	var pools, selectors strings.Builder

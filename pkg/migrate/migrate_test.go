@@ -80,7 +80,7 @@ func printed(r *migrate.Result) string {
 	return b.String()
 }
 
-// The order in which objects come says nothing.
+// The order in which objects come does not matter.
 func TestOrderOfObjectsDoesNotMatter(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/metallb-full.yaml")
@@ -133,7 +133,7 @@ func TestAddressesAreTheSame(t *testing.T) {
 	}
 }
 
-// Every mistake says where it is: file, object, field.
+// Every mistake is reported with its place: file, object, field.
 func TestMistakesSayWhereTheyAre(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -195,7 +195,7 @@ func TestMistakesSayWhereTheyAre(t *testing.T) {
 	}
 }
 
-// The addresses alone do not tell how they are announced.
+// How addresses are announced does not follow from the addresses alone.
 func TestKubeVIPWithoutItsPodsIsADecision(t *testing.T) {
 	t.Parallel()
 	r, err := migrate.KubeVIP(read(t, "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {range-global: "+

@@ -34,8 +34,8 @@ func decoded(body []byte) (*corev1.NamespaceList, error) {
 	return list, err
 }
 
-// A list says how long its parts are. What it says costs no memory, what is there does, and whatever is read is
-// read again in the same way once it is written.
+// A list states the lengths of its parts. Memory is used for the parts that are there, not for stated lengths, and
+// whatever is read is read again in the same way once it is written.
 func FuzzDecode(f *testing.F) {
 	list := &corev1.NamespaceList{ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "c"}}
 	f.Add(wrapped(f, list))

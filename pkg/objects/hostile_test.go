@@ -197,7 +197,7 @@ func TestFewLabelsOfAServiceCount(t *testing.T) {
 	}
 }
 
-// What a kubelet says of its Node keeps few addresses from being handed out.
+// What a kubelet writes about its Node keeps few addresses from being handed out.
 func TestFewAddressesOfANodeCount(t *testing.T) {
 	n := &corev1.Node{}
 	for i := range 10_000 {
@@ -265,7 +265,7 @@ func TestInformersOfAFactoryKeepProjections(t *testing.T) {
 	require.Empty(t, n1.Status.Images)
 }
 
-// Of what a Lease says by itself only the holder is text, and bounded.
+// Of what a Lease has by itself only the holder is text, and bounded.
 func TestLeasesAreKeptInPart(t *testing.T) {
 	t.Parallel()
 	holder, strategy, now := long("é"), coordinationv1.CoordinatedLeaseStrategy(long("漢")), metav1.NowMicro()

@@ -29,7 +29,7 @@ import (
 )
 
 // lister is an API server without streaming lists: one list, in protobuf, and a
-// watch that never says anything.
+// watch that never delivers anything.
 func lister(t *testing.T, list []byte) kubernetes.Interface {
 	t.Helper()
 	return api(t, func() []byte { return list }, func(w http.ResponseWriter, r *http.Request) {

@@ -210,7 +210,7 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 	require.Nil(t, s.last.PodRoutes)
 }
 
-// What others read of this node is news when it changes.
+// What others read of this node is published when it changes.
 func TestNewsOfTheNode(t *testing.T) {
 	s := newStory(t)
 	s.begin()

@@ -24,7 +24,7 @@ type fleet struct {
 	services map[string]plan.Service
 	health   map[string]Health
 	cores    map[string]*Core
-	alive    map[string]bool // the speakers, and which of them say that they are ready
+	alive    map[string]bool // the speakers, and which of them publish that they are ready
 	networks map[string]report.Network
 	vips     map[string]map[netip.Addr]plan.Layer2 // what each node announces
 	read     map[string][]report.Move              // by node, as the controller has read them
@@ -134,7 +134,7 @@ func (f *fleet) stop(node string) {
 	f.lose(node)
 }
 
-// see has all cores see the cluster as it is, until none has anything to say.
+// see gives all cores the cluster as it is, until none has anything to publish.
 func (f *fleet) see() {
 	for changed := true; changed; {
 		changed = false
@@ -172,7 +172,7 @@ func (f *fleet) apply(node string, e Effects) (changed bool) {
 // after lets time pass and returns the moves that were published
 // meanwhile: "203.0.113.1 n1 n2 SpeakerLost" for each VIP.
 func (f *fleet) after(d time.Duration) []string {
-	said := []string{}
+	all := []string{}
 	for end := f.now.Add(d); f.now.Before(end); f.check() {
 		f.now = f.now.Add(min(f.grain, end.Sub(f.now)))
 		f.segment.pass()
@@ -187,15 +187,15 @@ func (f *fleet) after(d time.Duration) []string {
 			for _, m := range report.NewMoves(f.read[node], moves) {
 				for to, vips := range m.To {
 					for _, vip := range vips {
-						said = append(said, fmt.Sprintf("%s %q %q %s", vip, m.From, to, m.Why))
+						all = append(all, fmt.Sprintf("%s %q %q %s", vip, m.From, to, m.Why))
 					}
 				}
 			}
 			f.read[node] = moves
 		}
 	}
-	slices.Sort(said)
-	return said
+	slices.Sort(all)
+	return all
 }
 
 // heard returns the speakers that a node hears.

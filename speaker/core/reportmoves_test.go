@@ -15,16 +15,16 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// tells returns what is to be told when the owners were these before.
-func (f *fleet) tells(before map[netip.Addr]string, why report.Reason) []string {
-	said := []string{}
+// moved returns what is to be reported when the owners were these before.
+func (f *fleet) moved(before map[netip.Addr]string, why report.Reason) []string {
+	moves := []string{}
 	for vip, owner := range f.owners() {
 		if before[vip] != owner {
-			said = append(said, fmt.Sprintf("%s %q %q %s", vip, before[vip], owner, why))
+			moves = append(moves, fmt.Sprintf("%s %q %q %s", vip, before[vip], owner, why))
 		}
 	}
-	slices.Sort(said)
-	return said
+	slices.Sort(moves)
+	return moves
 }
 
 func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
@@ -36,7 +36,7 @@ func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
 	t.Log("a node is lost")
 	f.lose("n0")
 	require.Empty(t, f.after(movesSettle-time.Second))
-	lost := f.tells(before, report.SpeakerLost)
+	lost := f.moved(before, report.SpeakerLost)
 	require.NotEmpty(t, lost)
 	require.Equal(t, lost, f.after(time.Minute), "by one of the others")
 	t.Log("and is back")
@@ -89,9 +89,9 @@ func TestMovesHaveTheirReasons(t *testing.T) {
 	} {
 		before := f.owners()
 		step.do()
-		told := f.tells(before, step.why)
-		require.NotEmpty(t, told, step.why)
-		require.Equal(t, told, f.after(time.Minute), step.why)
+		reported := f.moved(before, step.why)
+		require.NotEmpty(t, reported, step.why)
+		require.Equal(t, reported, f.after(time.Minute), step.why)
 	}
 }
 
@@ -200,11 +200,11 @@ func TestFirstOwners(t *testing.T) {
 	require.Len(t, f.after(time.Minute), 1, "there is room again")
 }
 
-// Whatever happens between two calm times: who owns a VIP at the second one and
-// did not at the first is told once, and nobody else.
+// Whatever happens between two calm times: a node that owns a VIP at the second one and
+// did not at the first is reported once, and no other node is.
 func TestWhatIsToldIsTheDifference(t *testing.T) {
 	t.Parallel()
-	told := 0
+	reported := 0
 	rapid.Check(t, func(t *rapid.T) {
 		const nodes = 4
 		f := newFleet(t, nodes, 8).start()
@@ -212,20 +212,20 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 		node := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("n", rapid.IntRange(0, nodes-2).Draw(t, "node")) }) // the last one stays
 		pause := func() []string { return f.after(time.Duration(rapid.IntRange(0, 12).Draw(t, "seconds")) * time.Second) }
 		for range rapid.IntRange(1, 5).Draw(t, "times") {
-			before, said := f.owners(), []string{}
+			before, moves := f.owners(), []string{}
 			if rapid.IntRange(0, 3).Draw(t, "restart") == 0 {
 				n := node.Draw(t, "of")
 				if !f.alive[n] {
 					continue
 				}
 				f.lose(n)
-				said = append(said, pause()...)
+				moves = append(moves, pause()...)
 				f.begin(n, false)
 				f.see()
-				said = append(said, pause()...)
+				moves = append(moves, pause()...)
 				f.join(n, true)
-				said = append(said, f.after(time.Minute)...)
-				require.Zero(t, len(said)%2, "there and back: %q", said)
+				moves = append(moves, f.after(time.Minute)...)
+				require.Zero(t, len(moves)%2, "there and back: %q", moves)
 				continue
 			}
 			for range rapid.IntRange(1, 4).Draw(t, "changes") {
@@ -238,20 +238,20 @@ func TestWhatIsToldIsTheDifference(t *testing.T) {
 					f.join(n, !f.alive[n])
 				}
 				// Changes are less than movesSettle apart, the first and the last, too.
-				said = append(said, f.after(time.Duration(rapid.IntRange(0, 3).Draw(t, "pause"))*time.Second)...)
+				moves = append(moves, f.after(time.Duration(rapid.IntRange(0, 3).Draw(t, "pause"))*time.Second)...)
 			}
-			said = append(said, f.after(time.Minute)...)
-			slices.Sort(said)
-			expected := f.tells(before, "")
-			require.Len(t, said, len(expected))
-			for i := range said {
-				require.True(t, strings.HasPrefix(said[i], expected[i]) && report.Reason(strings.Fields(said[i])[3]).Known(), "%q, not %q",
-					said[i], expected[i])
+			moves = append(moves, f.after(time.Minute)...)
+			slices.Sort(moves)
+			expected := f.moved(before, "")
+			require.Len(t, moves, len(expected))
+			for i := range moves {
+				require.True(t, strings.HasPrefix(moves[i], expected[i]) && report.Reason(strings.Fields(moves[i])[3]).Known(), "%q, not %q",
+					moves[i], expected[i])
 			}
-			told += len(said)
+			reported += len(moves)
 		}
 	})
-	require.Positive(t, told)
+	require.Positive(t, reported)
 }
 
 // Every reason for which a node can lose a VIP is one that people can read.

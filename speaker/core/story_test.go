@@ -59,7 +59,7 @@ func (s *story) configured() Event { c := s.config; return Config{&c} }
 func (s *story) noded() Event      { return maps.Clone(s.nodes) }
 func (s *story) members() Event    { return Members{maps.Clone(s.speakers), maps.Clone(s.networks)} }
 
-// step tells the core, has it decide, and notes the effects.
+// step feeds the core with events, has it decide, and notes the effects.
 func (s *story) step(events ...Event) Effects {
 	for _, e := range events {
 		require.Equal(s.t, Effects{Ready: s.core.ready}, s.core.Step(e, s.now), "a fact decides nothing")
@@ -193,7 +193,7 @@ func (s *story) excluded(name string, is bool) Event {
 
 func (s *story) gone(name string) Event { delete(s.nodes, name); return s.noded() }
 
-// speaker has the speaker of n2 say whether it is ready.
+// speaker has the speaker of n2 publish whether it is ready.
 func (s *story) speaker(ready bool) Event { s.speakers["n2"] = ready; return s.members() }
 
 func (s *story) lost() Event { delete(s.speakers, "n2"); return s.members() }

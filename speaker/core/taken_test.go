@@ -74,8 +74,8 @@ func onThese(segments ...netip.Prefix) (n report.Network) {
 type drawn struct{ own, other, routed int }
 
 // A node that was taken over has the key and its own token: it writes what it likes on its
-// Lease, and says what it likes to the other speakers. This is which VIPs they leave to it,
-// and security.md says the same.
+// Lease, and sends what it likes to the other speakers. This is which VIPs they leave to it,
+// as security.md states it.
 func TestWhatATakenNodeDraws(t *testing.T) {
 	t.Parallel()
 	const each, third, fifth = vipsEach, vipsEach/3 + 6, vipsEach/5 + 6
@@ -109,7 +109,7 @@ func TestWhatATakenNodeDraws(t *testing.T) {
 	for _, tt := range []struct {
 		lie    string
 		layer2 string // of the advertisement
-		tells  []func(*cut)
+		acts   []func(*cut)
 		most   drawn // if that is all of them: exactly
 	}{
 		{"nothing", "", nil, drawn{third, 0, fifth}},
@@ -158,8 +158,8 @@ func TestWhatATakenNodeDraws(t *testing.T) {
 				c.nodes[name] = plan.Node{Labels: map[string]string{"node-restriction.kubernetes.io/edge": "yes"}}
 			}
 		}
-		for _, tell := range tt.tells {
-			tell(c)
+		for _, act := range tt.acts {
+			act(c)
 		}
 		var got drawn
 		owners := plan.Owners(c.snapshot())

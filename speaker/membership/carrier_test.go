@@ -68,7 +68,7 @@ func TestTheLinkOfTheSpeakersAddressCountsAtOnce(t *testing.T) {
 	assert.Zero(t, next)
 }
 
-// The interface that the speakers talk over is another one.
+// The speakers reach each other by another interface.
 func TestSpeakersReportToEachOtherWhichLinksAreDown(t *testing.T) {
 	c, eth1 := newCluster(t, "n1", "n2", "n3"), newLink()
 	n1 := c.start("n1", func(o *Options) { o.Interfaces = twoInterfaces{eth1} })
@@ -196,8 +196,8 @@ func (n named) Invalidates(o memberlist.Broadcast) bool { return o.(named).Name(
 func (n named) Message() []byte                         { return []byte(n) }
 func (n named) Finished()                               {}
 
-// What a speaker says is said again until memberlist has it, which drops it where it
-// objects to a suspicion at the same moment.
+// A speaker publishes its metadata again until memberlist has it, which drops it where
+// it objects to a suspicion at the same moment.
 func TestDroppedMessageIsRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

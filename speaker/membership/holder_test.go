@@ -59,7 +59,7 @@ func (c *cluster) holder() (send func(to *speaker, kind byte, message map[string
 	return send, again
 }
 
-// Whoever has the key says again and again that a speaker is lost, or has left, or is about to be. It is not, and what it
+// Whoever has the key claims again and again that a speaker is lost, or has left, or is about to be. It is not, and what it
 // publishes afterwards arrives. So does what it publishes after somebody else has published in its name.
 func TestHolderOfTheKeyEndsNobody(t *testing.T) {
 	for name, incarnation := range map[string]func() uint32{

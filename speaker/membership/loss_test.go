@@ -127,7 +127,7 @@ func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time
 	return verdicts, losses
 }
 
-// onSegment tells the story of speakers that have joined, in simulated time.
+// onSegment runs the story of speakers that have joined, in simulated time.
 func onSegment(t *testing.T, m config.Membership, speakers int, log slog.Handler, story func(*testing.T, *segment, []*Task)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -244,7 +244,7 @@ func packetsGetLost(t *testing.T, often, usual time.Duration) {
 }
 
 // A firewall around one speaker lets out all and in nothing but answers of TCP. Its
-// connections make it known again and again, and what it is told by them soon turns
+// connections make it known again and again, and what it learns by them soon turns
 // out to be wrong: after a moment nobody follows that any more.
 func TestDeafSpeaker(t *testing.T) {
 	t.Parallel()
@@ -364,7 +364,7 @@ func seekEachOther(t *testing.T, all []*Task) {
 	t.Helper()
 	leases := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	for _, task := range all {
-		require.NoError(t, leases.Add(task.said()))
+		require.NoError(t, leases.Add(task.onLease()))
 	}
 	for _, task := range all {
 		go task.rejoiner.joinLost(t.Context(), leases)

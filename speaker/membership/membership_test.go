@@ -46,7 +46,7 @@ func quick() config.Membership {
 	return m
 }
 
-// cluster is an API server and speakers that talk over loopback.
+// cluster is an API server and speakers that are connected by loopback.
 type cluster struct {
 	t      testing.TB
 	client kubernetes.Interface
@@ -392,7 +392,7 @@ func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
 	}
 }
 
-// crashed has the node's Lease say that its speaker has crashed as often as counts.
+// crashed makes the node's Lease report as many crashes of its speaker as count.
 func (c *cluster) crashed(node string) {
 	c.t.Helper()
 	before := c.mute(node, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -593,25 +593,26 @@ func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 // A Lease that names another node than its own, or that is too long, counts for nobody.
 func TestALeaseCountsForItsNodeAlone(t *testing.T) {
 	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
-	says := func(name, holder, text string) *lease {
+	written := func(name, holder, text string) *lease {
 		return task.leases.keep(&coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotation.Report: text, "other": strings.Repeat("x", 1<<20)}},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
 		})
 	}
 	const text = `{"address": "127.0.0.1:9", "segments": ["198.18.0.0/24 eth0"]}`
-	honest := says("lodestone-speaker-n2", "n2", text)
+	honest := written("lodestone-speaker-n2", "n2", text)
 	assert.Len(t, task.leases.others([]any{honest}), 1)
-	for _, p := range []*lease{says("lodestone-speaker-n2", "n3", text), says("lodestone-speaker-n1", "n1", text), says("n2", "n2", text),
-		says("lodestone-speaker-", "", text), says("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
+	for _, p := range []*lease{written("lodestone-speaker-n2", "n3", text), written("lodestone-speaker-n1", "n1", text),
+		written("n2", "n2", text), written("lodestone-speaker-", "", text),
+		written("lodestone-speaker-n2", "n2", text+strings.Repeat(" ", 1<<17))} {
 		assert.Empty(t, task.leases.others([]any{p}), "%s held by %s", p.Name, p.holder)
 	}
-	task.leases.record(nil, says("n2", "n2", text))
+	task.leases.record(nil, written("n2", "n2", text))
 	assert.Len(t, task.Networks(), 1, "its own")
 	assert.Empty(t, honest.ObjectMeta.Annotations, "kept in memory")
 }
 
-// A Lease that is renewed and says what it said does not restart the search for those
+// A Lease that is renewed and otherwise unchanged does not restart the search for those
 // that are lost, of which each attempt is a broadcast on the segment.
 func TestARenewedLeaseRestartsNoSearch(t *testing.T) {
 	task := New(Options{Node: "n1", Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
@@ -726,11 +727,11 @@ func TestFirstOfManyAfterAPowerCut(t *testing.T) {
 func TestWhatIsWithheldIsKnown(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	vip, claimed := netip.MustParseAddr("198.18.0.100"), netip.MustParseAddr("198.18.0.101")
-	said := report.Report{Network: report.Network{Segments: []report.Segment{}, Conflicts: []report.Conflict{
+	published := report.Report{Network: report.Network{Segments: []report.Segment{}, Conflicts: []report.Conflict{
 		{VIP: vip, HardwareAddr: [6]byte{2}}, {VIP: claimed, HardwareAddr: [6]byte{2}, Announced: true}}}}
 	for _, node := range []string{"n1", "n2"} {
 		_, err := c.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + node, Annotations: said.Annotations(),
+			ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + node, Annotations: published.Annotations(),
 				Labels: map[string]string{annotation.LabelComponent: annotation.ComponentSpeaker}},
 		}, metav1.CreateOptions{})
 		require.NoError(t, err)
@@ -739,12 +740,12 @@ func TestWhatIsWithheldIsKnown(t *testing.T) {
 	n1.waitJoined()
 	n1.waitCaughtUp()
 	for _, node := range []string{"n1", "n2"} {
-		require.Equal(t, said.Conflicts[:1], n1.Networks()[node].Conflicts, node)
+		require.Equal(t, published.Conflicts[:1], n1.Networks()[node].Conflicts, node)
 	}
 }
 
 // Every speaker knows the same of every node's network, its own included: what
-// the Leases say.
+// is on the Leases.
 func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
 	n1, n2 := c.start("n1"), c.start("n2")
@@ -814,7 +815,7 @@ func TestSpeakerThatObjectsInTimeIsNotGone(t *testing.T) {
 	})
 }
 
-// Probe tells who answers on the membership port, and by what.
+// Probe reports who answers on the membership port, and by which protocol.
 func TestProbeReportsWhoAnswers(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3", "n4")
 	n1 := c.start("n1")

@@ -107,14 +107,14 @@ func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.
 		var running sync.WaitGroup
 		for i, task := range all {
 			put[i] = source(task)
-			require.NoError(t, leases.Add(task.said()))
+			require.NoError(t, leases.Add(task.onLease()))
 			running.Go(func() { task.rotation.keep(ctx, leases) })
 		}
 		// The API server has Leases a moment after they are written.
 		running.Go(func() {
 			for ; ctx.Err() == nil; time.Sleep(300 * time.Millisecond) {
 				for _, task := range all {
-					assert.NoError(t, leases.Update(task.said()))
+					assert.NoError(t, leases.Update(task.onLease()))
 				}
 			}
 		})
@@ -155,8 +155,8 @@ func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.
 	})
 }
 
-// said is what the speaker's Lease says.
-func (t *Task) said() *lease {
+// onLease returns the speaker's Lease.
+func (t *Task) onLease() *lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: annotation.SpeakerLeasePrefix + t.options.Node}}
 	t.own.take(lease, time.Now())
 	t.own.carry(lease)
@@ -168,9 +168,9 @@ func requireBelief(t *testing.T, all []*Task) {
 	t.Helper()
 	vip, hardware := netip.MustParseAddr("198.18.0.100"), [6]byte{2, 0, 0, 0, 0, 1}
 	for _, task := range all {
-		said := seal.Keys(task.SealKeys).First().Seal(vip, hardware, true)
+		sealed := seal.Keys(task.SealKeys).First().Seal(vip, hardware, true)
 		for _, other := range all {
-			require.True(t, seal.Keys(other.SealKeys).Valid(said, vip, hardware), "%s does not believe %s", other.options.Node, task.options.Node)
+			require.True(t, seal.Keys(other.SealKeys).Valid(sealed, vip, hardware), "%s does not believe %s", other.options.Node, task.options.Node)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func TestStartDuringRotation(t *testing.T) {
 	}
 }
 
-// A node that somebody has taken over listens, and says on its Lease that it has a key of its own. Speakers that
+// A node that somebody has taken over listens, and reports on its Lease that it has a key of its own. Speakers that
 // start go on without it.
 func TestKeyThatNobodyElseHas(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3", "taken")
@@ -255,7 +255,7 @@ func TestKeyThatNobodyElseHas(t *testing.T) {
 	n3.waitFor(map[string]bool{"n1": false, "n2": false, "n3": false})
 }
 
-// What is no key is said once, and changes nothing.
+// What is no key is logged once, and changes nothing.
 func TestSecretWithoutAKey(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	log := &sharedLog{}
@@ -307,9 +307,9 @@ func TestClustersThatShareASecret(t *testing.T) {
 			return err == nil
 		}, testTimeout, time.Millisecond)
 		stale := b.lease("n2")
-		said := report.Of(stale.Annotations)
-		said.Keys = []string{keyOf(t, firstKey).Mark()}
-		stale.Annotations, stale.ResourceVersion = map[string]string{annotation.Report: said.String()}, ""
+		published := report.Of(stale.Annotations)
+		published.Keys = []string{keyOf(t, firstKey).Mark()}
+		stale.Annotations, stale.ResourceVersion = map[string]string{annotation.Report: published.String()}, ""
 		_, err := a.client.CoordinationV1().Leases(stale.Namespace).Create(t.Context(), stale, metav1.CreateOptions{})
 		require.NoError(t, err)
 		n1 = a.start("n1")

@@ -93,14 +93,14 @@ func FuzzStranger(f *testing.F) {
 func TestStrangersConnect(t *testing.T) {
 	c := newCluster(t)
 	n1 := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
-	for i, said := range []string{"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 43), strings.Repeat("x", 44),
+	for i, sent := range []string{"", "\xf4\xff", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("x", 43), strings.Repeat("x", 44),
 		strings.Repeat("x", 1<<20)} {
 		conn, err := net.Dial("tcp", n1.options.Address.String())
 		require.NoError(t, err)
 		// The connection may be refused and reset before all is written, or closed.
-		_, _ = conn.Write([]byte(said))
+		_, _ = conn.Write([]byte(sent))
 		_ = conn.(*net.TCPConn).CloseWrite()
-		require.Eventually(t, func() bool { return refusedBy(n1.Task) == float64(i+1) }, testTimeout, time.Millisecond, "%q", said)
+		require.Eventually(t, func() bool { return refusedBy(n1.Task) == float64(i+1) }, testTimeout, time.Millisecond, "%q", sent)
 		conn.Close()
 	}
 	require.Len(t, n1.Speakers(), 1)
@@ -143,7 +143,7 @@ func TestStrangersTakeNoPlaceOfASpeaker(t *testing.T) {
 	}, testTimeout, time.Millisecond)
 }
 
-// FuzzMetadata reads what a speaker of another version may say of itself.
+// FuzzMetadata reads what a speaker of another version may publish.
 func FuzzMetadata(f *testing.F) {
 	for _, claimed := range []report.Claims{{}, {0: 1, 127: 0x80}} {
 		for _, down := range []string{"", "eth0", "eth0,eth1"} {
@@ -161,8 +161,8 @@ func FuzzMetadata(f *testing.F) {
 	segments := []report.Segment{{Interface: "eth0"}, {Interface: "eth1"}}
 	f.Fuzz(func(t *testing.T, meta []byte) {
 		got := decode(meta)
-		said := len(meta) >= 2 && meta[1]&metaClaims != 0
-		assert.False(t, !said && got.claims != (report.Claims{}), "claims that were not made")
+		made := len(meta) >= 2 && meta[1]&metaClaims != 0
+		assert.False(t, !made && got.claims != (report.Claims{}), "claims that were not made")
 		network := withLinks(report.Network{Segments: segments}, got.down)
 		for i, s := range network.Segments {
 			assert.Equal(t, segments[i].Interface, s.Interface)

@@ -19,7 +19,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
 
-// leaseOf is the Lease of the node's speaker, as far as it says that there is one.
+// leaseOf is the Lease of the node's speaker, with nothing but its name.
 func leaseOf(node string) *lease {
 	return &lease{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node}, node: node}
 }

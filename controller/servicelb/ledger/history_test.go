@@ -25,7 +25,7 @@ import (
 )
 
 // cluster is a ledger and the Services that it decides about, without API server, queue and
-// clock. An object shows what the last verdict says once it is written.
+// clock. An object shows the last verdict once it is written.
 type cluster struct {
 	*Ledger
 	situation Situation
@@ -34,8 +34,8 @@ type cluster struct {
 	verdicts  map[string]Verdict
 	uids      int
 	leases    map[string]map[string]LeaseState
-	// said is everything that the ledger has answered.
-	said strings.Builder
+	// answers is everything that the ledger has answered.
+	answers strings.Builder
 }
 
 const fourAndSix = "pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.12]}\n  - {name: six, addresses: ['2001:db8::10/128']}\n"
@@ -68,7 +68,7 @@ func (c *cluster) say(what string, answer any) {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Fprintln(&c.said, what, string(text), c.Effects(), c.NextFree().Unix())
+	fmt.Fprintln(&c.answers, what, string(text), c.Effects(), c.NextFree().Unix())
 }
 
 func (c *cluster) create(name string, changes ...func(*corev1.Service)) {
@@ -236,7 +236,7 @@ func history(t *rapid.T) string {
 		"": func(t *rapid.T) { c.check(t) },
 	})
 	c.say("in the end", c.Stats(c.now))
-	return c.said.String()
+	return c.answers.String()
 }
 
 func TestHistoriesGiveNoAddressTwice(t *testing.T) {

@@ -182,7 +182,7 @@ func randomPools(r *rand.Rand) string {
 	return b.String()
 }
 
-// What changes tell is all that happened: applied to the old addresses they
+// The changes are all that happened: applied to the old addresses they
 // give the new ones, and the way back is the reverse.
 func TestDiffAccountsForEveryAddress(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
@@ -210,7 +210,7 @@ func addressesOf(c *config.Config) map[string][]netipx.IPRange {
 	return all
 }
 
-// apply makes of the old addresses what the changes say.
+// apply applies the changes to the old addresses.
 func apply(pools map[string][]netipx.IPRange, changes []Change) map[string][]netipx.IPRange {
 	for _, c := range changes {
 		var s netipx.IPSetBuilder

@@ -87,12 +87,12 @@ func (m *member) sendsRaw(b []byte) {
 	require.NoError(m.t, err)
 }
 
-// opens opens a connection and says something on it.
-func (m *member) opens(said []byte) net.Conn {
+// opens opens a connection and sends something on it.
+func (m *member) opens(text []byte) net.Conn {
 	m.t.Helper()
 	c, err := net.Dial("tcp", m.address())
 	require.NoError(m.t, err)
-	_, _ = c.Write(said) // it may be closed by now
+	_, _ = c.Write(text) // it may be closed by now
 	return c
 }
 
@@ -247,7 +247,7 @@ func TestHonestSpeakers(t *testing.T) {
 				if syncs > 0 { // a speaker that ends resets the connections of the others, which counts as refused
 					time.Sleep(10 * syncs)
 				} else {
-					// One is killed: suspicions, indirect probes and the news of its death are sent.
+					// One is killed: suspicions, indirect probes and the announcement of its death are sent.
 					require.NoError(t, all[3].Shutdown())
 					// One leaves.
 					require.NoError(t, all[2].Leave(testTimeout))

@@ -79,7 +79,7 @@ func TestBoundsOfConnections(t *testing.T) {
 		require.LessOrEqual(t, m.openNow(), MaxStreams)
 	}
 	m.isWell(newMember(t, "n2", "127.0.0.2", anybody))
-	// Who says nothing is closed in time, and the place is free.
+	// A connection on which nothing comes is closed in time, and its place is free.
 	require.Eventually(t, func() bool { return m.openNow() == 0 }, testTimeout, time.Millisecond)
 }
 

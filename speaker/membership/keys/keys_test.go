@@ -36,7 +36,7 @@ func TestParse(t *testing.T) {
 	assert.Len(t, report.Report{Keys: Ring{key(t, "a"), key(t, "b")}.Marks()}.Tidy().Keys, 2, "a Lease says it as it is read")
 }
 
-// What encrypts, what seals and what names a key tell nothing of each other, nor of
+// What encrypts, what seals and what names a key reveal nothing of each other, nor of
 // another cluster's, nor of another Secret's.
 func TestKeysAreApart(t *testing.T) {
 	t.Parallel()
@@ -60,27 +60,27 @@ func TestKeysAreApart(t *testing.T) {
 func TestNext(t *testing.T) {
 	t.Parallel()
 	a, b, c := key(t, "a"), key(t, "b"), key(t, "c")
-	says := func(r ...Key) []string { return Ring(r).Marks() }
+	marks := func(r ...Key) []string { return Ring(r).Marks() }
 	for name, x := range map[string]struct {
 		ring   Ring
 		secret Key
 		others [][]string
 		want   Ring
 	}{
-		"nothing to do":                   {Ring{a}, a, [][]string{says(a)}, Ring{a}},
+		"nothing to do":                   {Ring{a}, a, [][]string{marks(a)}, Ring{a}},
 		"alone":                           {Ring{a}, b, nil, Ring{b}},
-		"the first to read it":            {Ring{a}, b, [][]string{says(a), says(a)}, Ring{a, b}},
-		"one has not read it":             {Ring{a, b}, b, [][]string{says(a, b), says(a)}, Ring{a, b}},
-		"all understand it":               {Ring{a, b}, b, [][]string{says(a, b), says(a, b)}, Ring{b, a}},
-		"one does not use it yet":         {Ring{b, a}, b, [][]string{says(b, a), says(a, b)}, Ring{b, a}},
-		"all use it":                      {Ring{b, a}, b, [][]string{says(b, a), says(b)}, Ring{b}},
-		"one starts with it":              {Ring{a, b}, b, [][]string{says(a, b), says(b)}, Ring{b, a}},
-		"and another one has not read it": {Ring{a, b}, b, [][]string{says(a), says(b)}, Ring{a, b}},
-		"one starts from an old Secret":   {Ring{b, a}, b, [][]string{says(b, a), says(a)}, Ring{b, a}},
-		"one does not say":                {Ring{a}, b, [][]string{says(a, b), nil}, Ring{a, b}},
-		"the next one before it is done":  {Ring{a, b}, c, [][]string{says(a, b), says(a)}, Ring{a, c, b}},
-		"back before it is done":          {Ring{a, b}, a, [][]string{says(a, b), says(a)}, Ring{a}},
-		"back when one uses it":           {Ring{b, a}, a, [][]string{says(b, a), says(b)}, Ring{b, a}},
+		"the first to read it":            {Ring{a}, b, [][]string{marks(a), marks(a)}, Ring{a, b}},
+		"one has not read it":             {Ring{a, b}, b, [][]string{marks(a, b), marks(a)}, Ring{a, b}},
+		"all understand it":               {Ring{a, b}, b, [][]string{marks(a, b), marks(a, b)}, Ring{b, a}},
+		"one does not use it yet":         {Ring{b, a}, b, [][]string{marks(b, a), marks(a, b)}, Ring{b, a}},
+		"all use it":                      {Ring{b, a}, b, [][]string{marks(b, a), marks(b)}, Ring{b}},
+		"one starts with it":              {Ring{a, b}, b, [][]string{marks(a, b), marks(b)}, Ring{b, a}},
+		"and another one has not read it": {Ring{a, b}, b, [][]string{marks(a), marks(b)}, Ring{a, b}},
+		"one starts from an old Secret":   {Ring{b, a}, b, [][]string{marks(b, a), marks(a)}, Ring{b, a}},
+		"one reports none":                {Ring{a}, b, [][]string{marks(a, b), nil}, Ring{a, b}},
+		"the next one before it is done":  {Ring{a, b}, c, [][]string{marks(a, b), marks(a)}, Ring{a, c, b}},
+		"back before it is done":          {Ring{a, b}, a, [][]string{marks(a, b), marks(a)}, Ring{a}},
+		"back when one uses it":           {Ring{b, a}, a, [][]string{marks(b, a), marks(b)}, Ring{b, a}},
 	} {
 		assert.Equal(t, x.want, x.ring.Next(x.secret, x.others), name)
 	}
@@ -92,13 +92,13 @@ func TestNext(t *testing.T) {
 	assert.Equal(t, a, many[0], "the one in use is forgotten")
 }
 
-// fleet is speakers that read keys when they like, and hear late what the others'
-// Leases say.
+// fleet is speakers that read keys when they like, and read late what is on
+// the others' Leases.
 type fleet struct {
 	secrets []Key
 	read    []int // which of them each speaker has read
 	rings   []Ring
-	said    []Ring   // on the Leases
+	leases  []Ring   // on the Leases
 	heard   [][]Ring // of them, by each speaker
 	waits   []bool   // it has not joined
 }
@@ -106,10 +106,10 @@ type fleet struct {
 func newFleet(n int, secrets []Key) *fleet {
 	f := &fleet{secrets, make([]int, n), make([]Ring, n), make([]Ring, n), make([][]Ring, n), make([]bool, n)}
 	for i := range n {
-		f.rings[i], f.said[i] = Ring{secrets[0]}, Ring{secrets[0]}
+		f.rings[i], f.leases[i] = Ring{secrets[0]}, Ring{secrets[0]}
 	}
 	for i := range n {
-		f.heard[i] = slices.Clone(f.said)
+		f.heard[i] = slices.Clone(f.leases)
 	}
 	return f
 }
@@ -129,7 +129,7 @@ func (f *fleet) turn(i int) {
 // which its own is from before.
 func (f *fleet) restart(i int) {
 	f.rings[i] = Ring{f.secrets[f.read[i]]}
-	f.heard[i], f.waits[i] = slices.Clone(f.said), true
+	f.heard[i], f.waits[i] = slices.Clone(f.leases), true
 }
 
 // deaf returns two speakers that have joined of which one does not understand the other.
@@ -161,9 +161,9 @@ func TestAllUnderstandEachOther(t *testing.T) {
 			case 4:
 				f.restart(i)
 			case 5, 6, 7, 8, 9, 10, 11, 12:
-				f.said[i] = f.rings[i]
+				f.leases[i] = f.rings[i]
 			case 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23:
-				f.heard[i][j] = f.said[j]
+				f.heard[i][j] = f.leases[j]
 			default:
 				f.turn(i)
 			}
@@ -175,9 +175,9 @@ func TestAllUnderstandEachOther(t *testing.T) {
 			for i := range n {
 				f.read[i] = last
 				f.turn(i)
-				f.said[i] = f.rings[i]
+				f.leases[i] = f.rings[i]
 				for j := range n {
-					f.heard[j] = slices.Clone(f.said)
+					f.heard[j] = slices.Clone(f.leases)
 				}
 			}
 		}

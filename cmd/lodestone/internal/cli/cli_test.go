@@ -118,7 +118,7 @@ func TestKubectlRunsItAsAPlugin(t *testing.T) {
 	assert.Contains(t, out.String(), "Usage:\n  kubectl lodestone explain vip ADDRESS [flags]")
 }
 
-// What a file or a cluster says does not steer the terminal when it is an error.
+// Text of a file or a cluster does not steer the terminal when it is in an error.
 func TestErrorsDoNotSteerTheTerminal(t *testing.T) {
 	code, _, err := run(t, "apiVersion: lodestone.io/v1alpha1\nkind: Config\n\"\\e]0;owned\\a\": 1\n", "validate", "-")
 	assert.Equal(t, ExitInvalid, code)

@@ -79,7 +79,7 @@ func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitOK, "plan", "--config", next, "--all"), "kept")
 }
 
-// The classes are those that the controller which runs serves, unless a flag says others.
+// The classes are those that the controller which runs serves, unless a flag names others.
 func TestClassesAreThoseOfTheControllerThatRuns(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t}
@@ -105,7 +105,7 @@ func TestClassesAreThoseOfTheControllerThatRuns(t *testing.T) {
 	assert.Equal(t, kube.Scope{Classes: []string{annotation.DefaultClass, class}}, c.Scope)
 }
 
-// Who announces an address is told by the speakers' own code.
+// Who announces an address is decided by the speakers' own code.
 func TestExplainShowsWhoAnnounces(t *testing.T) {
 	var objects []runtime.Object
 	for i, name := range []string{"n1", "n2", "n3", "n4", "n5", "n6", "n7"} {

@@ -146,7 +146,7 @@ func TestDiagnosisOfABadNight(t *testing.T) {
 }
 
 // What keeps nodes from direct forwarding is found: the capability that the chart gives, and what
-// a speaker says of itself.
+// a speaker reports of itself.
 func TestDiagnosisOfDirectForwarding(t *testing.T) {
 	t.Parallel()
 	w := diagnosed(t)

@@ -37,7 +37,7 @@ func TestStoriesOfAHealthyCluster(t *testing.T) {
 	w.ask("explain-peer.txt", ExitOK, "explain", "peer", "tor-b")
 }
 
-// The application is gone, and the node is taken out: the story says so.
+// The application is gone, and the node is taken out: both are in the story.
 func TestStoriesOfTrouble(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -222,7 +222,7 @@ func TestStoryOfAServiceForPrograms(t *testing.T) {
 	assert.Equal(t, []string{"203.0.113.12 not yet: the controller has not written it into the Service"}, fresh.Unwritten)
 }
 
-// A developer who may not see the speakers is told all the rest, and what is
+// A developer who may not see the speakers reads all the rest, and what is
 // missing.
 func TestStoryOfAServiceWithoutTheSpeakers(t *testing.T) {
 	t.Parallel()
@@ -296,7 +296,7 @@ func TestStoriesOfWhatIsNotThere(t *testing.T) {
 }
 
 // Speakers that are ready have a configuration, which need not be the one in the cluster:
-// without theirs, nothing is said of what they do.
+// without theirs, the story has nothing of what they do.
 func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

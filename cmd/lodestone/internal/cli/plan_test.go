@@ -25,14 +25,14 @@ func edited(t *testing.T, replace ...string) string {
 	return name
 }
 
-// An edit of the advertisements moves no address, and says which VIPs it moves.
+// An edit of the advertisements moves no address, and the plan names the VIPs that it moves.
 func TestPlanShowsWhichVIPsMove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.ask("plan-nothing.txt", ExitOK, "plan", "--config", edited(t))
 
-	// The segment is n3's alone, which runs no endpoint of one Service; routers are
-	// told of the rest by one rack.
+	// The segment is n3's alone, which runs no endpoint of one Service; only one rack
+	// announces the rest to routers.
 	moves := edited(t, "segment, layer2: {}", "segment, layer2: {nodeSelector: {matchLabels: {rack: b}}}", "communities:",
 		"nodeSelector: {matchLabels: {rack: b}}, communities:")
 	w.ask("plan-moves.txt", ExitFound, "plan", "--config", moves)
@@ -55,7 +55,7 @@ func TestPlanShowsWhichVIPsMove(t *testing.T) {
 	assert.Contains(t, w.ask("", ExitFound, "explain", "vip", "203.0.113.11"), "nobody announces it")
 }
 
-// What cannot be known of VIPs is said, and what is known of Services, too.
+// The plan has what cannot be known of VIPs, and what is known of Services.
 func TestPlanWithoutTheSpeakers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -70,7 +70,7 @@ func TestPlanWithoutTheSpeakers(t *testing.T) {
 	assert.Contains(t, text, "lodestone: the answer is not complete: 1 thing was not read")
 }
 
-// A plan is how an invalid configuration is repaired: it tells of the addresses.
+// A plan is how an invalid configuration is repaired: it shows the addresses.
 func TestPlanOfARepair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

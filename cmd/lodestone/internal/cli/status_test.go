@@ -205,7 +205,7 @@ func TestVersionSkewIsOfTags(t *testing.T) {
 	}
 }
 
-// The leader's clock is not this one's; a leader that is gone is said.
+// The leader's clock is not this one's; a leader that is gone is reported.
 func TestLeaderThatIsGoneIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -281,7 +281,7 @@ func TestWatchedStatusIsDrawnAgain(t *testing.T) {
 	assert.Empty(t, errs)
 }
 
-// Programs that watch are told of nothing but statuses.
+// Programs that watch get nothing but statuses.
 func TestWatchedStatusForPrograms(t *testing.T) {
 	t.Parallel()
 	out, errs := watched(t, output.JSON)
