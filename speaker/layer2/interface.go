@@ -2,6 +2,7 @@ package layer2
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // notByDefault are patterns of interfaces on which VIPs are announced only if an advertisement names them.
@@ -102,27 +104,40 @@ func hardwareAddrs(interfaces []netstate.Interface) map[wire.MAC]bool {
 	return all
 }
 
-// group has the VIPs of one protocol that are announced on the same interfaces. There are few groups and
-// many VIPs.
+// group has the VIPs of one protocol that are announced on the same interfaces, as far as they belong there. There are few
+// groups and many VIPs.
 type group struct {
 	protocol   wire.Protocol
 	interfaces []string
+	anySegment bool
 	vips       map[netip.Addr]segment.VIP
+}
+
+// on returns the VIPs that are announced on an interface. For a port of a bridge or bond the subnets are at its master.
+func (g *group) on(segments []report.Segment, names ...string) map[netip.Addr]segment.VIP {
+	others := func(s report.Segment) bool { return !slices.Contains(names, s.Interface) }
+	if g.anySegment || !slices.ContainsFunc(segments, others) {
+		return g.vips
+	}
+	vips := maps.Clone(g.vips)
+	maps.DeleteFunc(vips, func(vip netip.Addr, _ segment.VIP) bool { return !plan.Belongs(vip, segments, names...) })
+	return vips
 }
 
 func grouped(vips map[netip.Addr]*assignment) []group {
 	type key struct {
 		protocol   wire.Protocol
 		interfaces string
+		anySegment bool
 	}
 	index, groups := map[key]int{}, []group(nil)
 	for vip, v := range vips {
 		p := wire.Of(vip)
-		k := key{p, strings.Join(v.interfaces, " ")}
+		k := key{p, strings.Join(v.interfaces, " "), v.anySegment}
 		at, ok := index[k]
 		if !ok {
 			at, index[k] = len(groups), len(groups)
-			groups = append(groups, group{p, v.interfaces, map[netip.Addr]segment.VIP{}})
+			groups = append(groups, group{p, v.interfaces, v.anySegment, map[netip.Addr]segment.VIP{}})
 		}
 		groups[at].vips[vip] = v.VIP
 	}

@@ -118,13 +118,14 @@ type assignment struct {
 	segment.VIP
 	since      time.Time
 	interfaces []string // see plan.Layer2
+	anySegment bool
 	// never is set of a VIP that has arrived, and leaves before it was announced.
 	never bool
 }
 
 // is reports whether the VIP is already assigned in the same way.
 func (v *assignment) is(l plan.Layer2) bool {
-	return slices.Equal(v.interfaces, l.Interfaces) && v.VIP == onSegments(l, v.Probe)
+	return slices.Equal(v.interfaces, l.Interfaces) && v.anySegment == l.AnySegment && v.VIP == onSegments(l, v.Probe)
 }
 
 // onSegments returns how segments announce the VIP.
@@ -272,7 +273,7 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 			a.vips[vip] = before
 			continue
 		}
-		v := &assignment{interfaces: slices.Clone(l.Interfaces), VIP: onSegments(l, false)}
+		v := &assignment{interfaces: slices.Clone(l.Interfaces), anySegment: l.AnySegment, VIP: onSegments(l, false)}
 		if before.stays(v) {
 			v.since = before.since
 		} else {
@@ -377,14 +378,19 @@ func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr
 // wanted sets the responders that VIPs and interfaces demand, with their VIPs.
 func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	want, unfit := map[responderKey]map[netip.Addr]segment.VIP{}, map[responderKey]error{}
-	for _, i := range interfaces {
-		ip := speaks(i, interfaces)
-		for _, g := range a.groups {
+	for _, g := range a.groups {
+		segments := Segments(interfaces, g.interfaces)
+		for _, i := range interfaces {
+			ip := speaks(i, interfaces)
 			key := responderKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index, 0}
 			if g.protocol == (wire.NDP{}) {
 				key.shrunk = ip.Shrunk
 			}
 			if !suitable(i, key.enslaved(), g.interfaces) {
+				continue
+			}
+			vips := g.on(segments, i.Name, ip.Name)
+			if len(vips) == 0 {
 				continue
 			}
 			if err := fit(g.protocol, ip); err != nil {
@@ -394,10 +400,10 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 				}
 			}
 			if want[key] == nil {
-				want[key] = g.vips // shared, never modified
+				want[key] = vips // shared, never modified
 			} else {
 				both := maps.Clone(want[key])
-				maps.Copy(both, g.vips)
+				maps.Copy(both, vips)
 				want[key] = both
 			}
 		}

@@ -494,14 +494,71 @@ func TestNoAnswerAfterSet(t *testing.T) {
 	}
 }
 
+// subnets returns the interface with addresses.
+func subnets(i netstate.Interface, addrs ...string) netstate.Interface {
+	for _, a := range addrs {
+		i.Addrs = append(i.Addrs, netip.MustParsePrefix(a))
+	}
+	return i
+}
+
+// A node on two segments announces each VIP on its own, also while the link to that is down, and on an interface of an unknown
+// segment. Nobody on the other segment is waited for when the VIP leaves.
+func TestVIPsStayOnTheirSegment(t *testing.T) {
+	t.Parallel()
+	eth0, eth1, bare := subnets(eth(1, "eth0"), "198.18.0.1/24", "2001:db8::1/64"), subnets(eth(2, "eth1"), "198.18.1.1/24"), eth(3, "eth2")
+	vipC := netip.MustParseAddr("198.18.1.100")
+	inWorld(t, func(t *testing.T, w *world) {
+		expect := func(what string, want map[netip.Addr][]string) {
+			t.Helper()
+			got := map[netip.Addr][]string{}
+			for _, v := range w.Status().VIPs {
+				got[v.Addr] = v.Interfaces
+			}
+			assert.Equal(t, want, got, what)
+		}
+		far := netip.MustParseAddr("192.0.2.1")
+		w.set(everywhere(vipA, vipC, vip6, far))
+		one, all := []string{"eth0", "eth2"}, []string{"eth0", "eth1", "eth2"}
+		expect("three interfaces", map[netip.Addr][]string{vipA: one, vipC: {"eth1", "eth2"}, vip6: one, far: all})
+		down := eth1
+		down.Up = false
+		w.become(eth0, down, bare)
+		expect("the link to the other segment is down", map[netip.Addr][]string{vipA: one, vipC: {"eth2"}, vip6: one, far: one})
+		w.become(eth0, eth1, bare)
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Interfaces: []string{"eth1", "eth2"}}, vipC: {AnySegment: true}})
+		expect("interfaces that are named, and any segment", map[netip.Addr][]string{vipA: {"eth1", "eth2"}, vipC: all})
+
+		w.set(everywhere(vipA))
+		w.after(time.Minute)
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Leaving: true}})
+		assert.Equal(t, 1, w.Leaving())
+		w.claim("eth0")
+		w.claim("eth2")
+		assert.Zero(t, w.Leaving(), "its next owner was heard")
+	}, eth0, eth1, bare)
+}
+
+// The port of a bridge that an advertisement names answers on the subnets of the bridge, and on its own.
+func TestPortsAreOnTheSegmentOfTheirMaster(t *testing.T) {
+	t.Parallel()
+	bridge, other := subnets(eth(1, "br0"), "198.18.0.1/24"), subnets(eth(3, "eth1"), "198.18.1.1/24")
+	bridge.Kind = "bridge"
+	for _, addrs := range [][]string{nil, {"198.18.0.2/24"}} {
+		port := subnets(eth(2, "eth0"), addrs...)
+		port.Master = bridge.Index
+		inWorld(t, func(t *testing.T, w *world) {
+			for _, patterns := range [][]string{{"eth0"}, {"br0", "eth*"}} {
+				w.set(map[netip.Addr]plan.Layer2{vipA: {Interfaces: patterns}})
+				assert.Contains(t, w.Status().VIPs[0].Interfaces, "eth0")
+				assert.NotContains(t, w.Status().VIPs[0].Interfaces, "eth1")
+			}
+		}, bridge, port, other)
+	}
+}
+
 func TestSegments(t *testing.T) {
 	t.Parallel()
-	subnets := func(i netstate.Interface, addrs ...string) netstate.Interface {
-		for _, a := range addrs {
-			i.Addrs = append(i.Addrs, netip.MustParsePrefix(a))
-		}
-		return i
-	}
 	down, port, bridge := subnets(eth(3, "eth1"), "198.18.3.1/24"), subnets(eth(4, "eth2"), "198.18.4.1/24"),
 		subnets(eth(5, "br0"), "198.18.5.1/24")
 	down.Up, bridge.Kind, port.Master = false, "bridge", 5

@@ -75,8 +75,8 @@ func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 }
 
 // layer2 returns how the candidate announces VIPs, as far as the advertisements decide it: on the union of the
-// interfaces that those which select it name, or on all if one of them names none; and after the shortest of
-// their refresh intervals.
+// interfaces that those which select it name, or on all if one of them names none; on any segment if one of them says so; and
+// after the shortest of their refresh intervals.
 func (s *scope) layer2(node string) Layer2 {
 	c := s.candidates[node]
 	if c.layer2 != nil {
@@ -90,6 +90,7 @@ func (s *scope) layer2(node string) Layer2 {
 		}
 		every = every || len(a.Layer2.Interfaces) == 0
 		l.Interfaces = append(l.Interfaces, a.Layer2.Interfaces...)
+		l.AnySegment = l.AnySegment || a.Layer2.AnySegment
 		if r := a.Layer2.Refresh; r > 0 && (l.Refresh == 0 || r < l.Refresh) {
 			l.Refresh = r
 		}

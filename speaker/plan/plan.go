@@ -11,7 +11,7 @@
 //	ballot.go       elects it among them
 //	silence.go      why a node does not own a VIP
 //	advertised.go   which advertisements are for a VIP
-//	segments.go     which segment a VIP is on
+//	segments.go     which segment a VIP is on, and which interfaces
 //	connections.go  which connections to a VIP are forwarded, and this node's part of their limits
 //	direct.go       with direct forwarding: which nodes keep the connections to a VIP, and which part of them
 //	bgproutes.go    which VIPs are announced to which BGP routers
@@ -200,6 +200,8 @@ type Layer2 struct {
 	// Interfaces are path.Match patterns of the interfaces to answer on. Empty: all suitable
 	// interfaces.
 	Interfaces []string
+	// AnySegment is set if the VIP is announced on all of these. Else it is not announced on those of other segments.
+	AnySegment bool
 	// Hurry is set while Services move to Lodestone from another load balancer. Then the segment is
 	// asked each second whether the machine that has the VIP is gone.
 	Hurry bool

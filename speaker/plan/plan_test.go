@@ -431,8 +431,13 @@ var stories = map[string]func(*story){
 		})
 		s.wantOwner(vip, "n1", "n2")
 		s.wantSilent("n3", vip, plan.NotOnSegment)
-		s.Speakers["n1"] = false
-		s.wantOwner(vip, "n2")
+		if s.Speakers["n2"] = false; plan.Make("n1", s.Snapshot).Layer2[vip].AnySegment {
+			s.t.Error("on any segment, by an advertisement that is not for the node")
+		}
+		s.Speakers["n1"], s.Speakers["n2"] = false, true
+		if s.wantOwner(vip, "n2"); !plan.Make("n2", s.Snapshot).Layer2[vip].AnySegment {
+			s.t.Error("not on any segment")
+		}
 		s.on("n1", segment("192.0.2.0/24", "eth0"))
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n3", vip, plan.NotOnSegment)

@@ -272,7 +272,7 @@ func (v *Verdict) equal(w Verdict) bool {
 
 func (l Layer2) equal(m Layer2) bool {
 	return l.Home == m.Home && l.Apart == m.Apart && l.New == m.New && l.Keep == m.Keep && l.Hurry == m.Hurry && l.Refresh == m.Refresh &&
-		slices.Equal(l.Interfaces, m.Interfaces)
+		l.AnySegment == m.AnySegment && slices.Equal(l.Interfaces, m.Interfaces)
 }
 
 func (p Plan) verdict(vip netip.Addr) (v Verdict) {

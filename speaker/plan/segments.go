@@ -3,6 +3,8 @@ package plan
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // segments are the subnets of all nodes.
@@ -40,4 +42,18 @@ func (s *segments) smallest(addr netip.Addr) netip.Prefix {
 // contains reports whether one prefix contains the other.
 func contains(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// Belongs reports whether a VIP is announced on the interface with one of these names. It is not if the interface has subnets,
+// and another one has that of the VIP. An interface without a subnet may be on any segment.
+func Belongs(vip netip.Addr, segments []report.Segment, names ...string) bool {
+	known, elsewhere := false, false
+	for _, s := range segments {
+		here, has := slices.Contains(names, s.Interface), s.Subnet.Contains(vip)
+		if here && has {
+			return true
+		}
+		known, elsewhere = known || here, elsewhere || has
+	}
+	return !known || !elsewhere
 }
