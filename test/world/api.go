@@ -15,6 +15,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
@@ -215,19 +216,24 @@ func named(objects map[string]any, kind string) (names []string) {
 	return names
 }
 
-// subnet is that of the segment. The pool is a part of it.
-var subnet = netip.MustParsePrefix("203.0.113.0/24")
+// subnet and subnet6 are those of the first segment, and subnets those of each. Pools are parts of them.
+var (
+	subnet, subnet6 = netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8::/64")
+	subnets         = [...][]netip.Prefix{{subnet, subnet6},
+		{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:1::/64")}}
+)
 
 // segments are what the node is on.
-func (w *World) segments() []report.Segment {
-	all := []report.Segment{{Subnet: subnet, Interface: nic}}
-	if w.Dual {
-		all = append(all, report.Segment{Subnet: subnet6, Interface: nic})
+func (n *node) segments() (all []report.Segment) {
+	for i, l := range n.lans {
+		for _, p := range subnets[i] {
+			if n.isOn(n.id, i) && (p.Addr().Is4() || n.Dual) {
+				all = append(all, report.Segment{Subnet: p, Interface: l.nic()})
+			}
+		}
 	}
 	return all
 }
-
-const nic = "eth0"
 
 // fill writes the objects that the world begins with.
 func (a *api) fill() {
@@ -235,7 +241,7 @@ func (a *api) fill() {
 	for i := range a.Nodes {
 		name := nodeName(i)
 		a.nodes[i].writeNode()
-		a.put("lease/"+name, report.Network{Segments: a.segments(), KubeProxy: true})
+		a.put("lease/"+name, report.Network{Segments: a.nodes[i].segments(), KubeProxy: true})
 	}
 	past := ledger.New(scope)
 	past.Prime(ledger.Start{Situation: ledger.Situation{Config: a.document(-1, 0), Facts: &clusterfacts.Facts{}}}, longAgo)
@@ -269,7 +275,11 @@ func (a *api) document(prefers, pools int) *config.Config {
 	if a.Direct && a.data.off == 0 {
 		layer2 = append(layer2, "forwarding: direct")
 	}
-	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + poolsOf[pools%len(poolsOf)] +
+	all := poolsOf[pools%len(poolsOf)]
+	if a.Segments > 1 {
+		all += dmz
+	}
+	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + all +
 		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n" + a.routing.document(pools%len(poolsOf) != 1)
 	if a.Dual {
 		text = strings.ReplaceAll(text, "lan, addresses: [", "lan, addresses: [2001:db8::100-2001:db8::113, ")
@@ -289,6 +299,9 @@ var poolsOf = []string{
 	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119], namespaceQuota: 4}\n",
 }
 
+// dmz is the pool of the second segment.
+const dmz = "  - {name: dmz, addresses: [198.51.100.100-198.51.100.119, 2001:db8:1::100-2001:db8:1::113]}\n"
+
 // create has a user create a Service, unless there is one of that name.
 func (a *api) create(name string) {
 	if a.objects["service/"+name] != nil {
@@ -303,6 +316,9 @@ func (a *api) create(name string) {
 		svc.Spec.IPFamilies = familiesOf[a.data.random.IntN(len(familiesOf))]
 	}
 	svc.Spec.Ports = []corev1.ServicePort{{Port: int32(a.uids), Protocol: corev1.ProtocolTCP}}
+	if a.Segments > 1 && a.chance(50) {
+		svc.Annotations = map[string]string{annotation.AddressPool: "dmz"}
+	}
 	if a.tempted != nil {
 		svc.Annotations = a.tempted()
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/ipam"
@@ -133,12 +134,12 @@ func unreadable(svc *corev1.Service) bool {
 // ofOthers are the addresses that no Service of the world's namespace is given: those of a pool for another one, and those
 // of no pool.
 func ofOthers(addr netip.Addr) bool {
-	first, last := netip.MustParseAddr("203.0.113.100"), netip.MustParseAddr("203.0.113.119")
-	if addr.Is6() {
-		first, last = netip.MustParseAddr("2001:db8::100"), netip.MustParseAddr("2001:db8::113")
-	}
-	return addr.Less(first) || last.Less(addr)
+	return !slices.ContainsFunc(given, func(r netipx.IPRange) bool { return r.Contains(addr) })
 }
+
+// given are the addresses of the pools for that namespace.
+var given = []netipx.IPRange{netipx.MustParseIPRange("203.0.113.100-203.0.113.119"), netipx.MustParseIPRange("2001:db8::100-2001:db8::113"),
+	netipx.MustParseIPRange("198.51.100.100-198.51.100.119"), netipx.MustParseIPRange("2001:db8:1::100-2001:db8:1::113")}
 
 // settling is how long after it was given an address a Service leaves it if a node reports that another machine has it,
 // and how long it takes at most to write that.

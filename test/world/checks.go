@@ -233,9 +233,9 @@ func (c *checks) lookWhoIsAbleFor(vip netip.Addr, v *watched) {
 }
 
 func (c *checks) checkBounds(vip netip.Addr, v *watched) {
-	bound := maxUnanswered
+	bound, l := maxUnanswered, c.lanOf(vip)
 	switch {
-	case c.hosts[hosts-1].spiteful[vip] > 0:
+	case l.hosts[hosts-1].spiteful[vip] > 0:
 		return
 	case v.taken != 0 && c.now-v.taken < maxTaken:
 		bound = maxTaken
@@ -243,7 +243,7 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 		bound = maxUnheard
 	}
 	for _, n := range c.nodes {
-		if c.lan.unplugged[n.id] > 0 && v.answering == 1<<n.id {
+		if l.unplugged[n.id] > 0 && v.answering == 1<<n.id {
 			return // who answers is heard by nobody: this is a disturbance, which will end
 		}
 	}
@@ -253,7 +253,7 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 	if v.none != never && v.able != never && v.unassigned == never && v.lost+c.now-max(v.none, v.able, c.disturbed) > bound {
 		c.fail("somebody answers", "nobody answers for %s since %.3fs, and %b could", vip, v.none.Seconds(), c.couldServe(vip))
 	}
-	if bound := c.boundOfBoth(v.announcing); v.both != never && bound > 0 && c.now-max(v.both, c.disturbed) > bound {
+	if bound := c.boundOfBoth(l, v.announcing); v.both != never && bound > 0 && c.now-max(v.both, c.disturbed) > bound {
 		c.fail("one announces", "%b announce %s since %.3fs", v.announcing, vip, v.both.Seconds())
 	}
 	for _, n := range c.nodes {
@@ -309,7 +309,7 @@ func (c *checks) checkHeal() {
 		return
 	}
 	c.whole = never
-	if !c.lan.sound() || c.attacked {
+	if !c.sound() || c.attacked {
 		return
 	}
 	for _, vip := range c.ordered {
@@ -321,7 +321,7 @@ func (c *checks) checkHeal() {
 
 // checkHosts checks that hosts find a VIP, of those that they use, where it is answered for.
 func (c *checks) checkHosts(invariant string, vip netip.Addr) {
-	for _, h := range c.hosts {
+	for _, h := range c.lanOf(vip).hosts {
 		if e := h.entries[vip]; e != nil && !h.troubles() && c.vip(vip).answering != 0 && !c.answersAt(e.mac, vip) {
 			c.fail(invariant, "host %d looks for %s at %s, and %b answer", h.id, vip, c.who(e.mac), c.vip(vip).answering)
 		}
@@ -337,7 +337,7 @@ func (c *checks) answersAt(mac wire.MAC, vip netip.Addr) bool {
 // VIPs that nodes on both sides announce.
 func (c *checks) healed() {
 	missing := func(n *node) bool { return n.talks() && !n.whole && n.lost() }
-	if !c.Separate && c.lan.sound() && !c.attacked && !slices.ContainsFunc(c.nodes, func(n *node) bool { return !missing(n) }) {
+	if !c.Separate && c.sound() && !c.attacked && !slices.ContainsFunc(c.nodes, func(n *node) bool { return !missing(n) }) {
 		c.whole = c.now
 		for _, v := range c.vips {
 			v.contested = bits.OnesCount64(v.announcing) > 1
@@ -348,7 +348,7 @@ func (c *checks) healed() {
 // moved is called when a host finds a VIP somewhere else.
 func (c *checks) moved(h *host, vip netip.Addr, at []time.Duration) {
 	calm := max(c.touched, c.disturbed) + burst
-	if n := len(at) - maxMoves; n > 0 && at[n-1] > max(calm, c.now-movesIn) && c.hostile == 0 && c.lan.noise == 0 {
+	if n := len(at) - maxMoves; n > 0 && at[n-1] > max(calm, c.now-movesIn) && c.hostile == 0 && h.lan.noise == 0 {
 		c.fail("hosts are not torn", "host %d has found %s at another node %d times in %s", h.id, vip, maxMoves+1, c.now-at[n-1])
 	}
 }
@@ -361,21 +361,21 @@ func (c *checks) noted(n *node, note segment.Note) {
 	}
 }
 
-// boundOfBoth returns for how long these nodes may all announce a VIP. Zero: they do not hear each other.
-func (c *checks) boundOfBoth(nodes uint64) time.Duration {
+// boundOfBoth returns for how long these nodes may all announce a VIP of the segment. Zero: they do not hear each other.
+func (c *checks) boundOfBoth(l *lan, nodes uint64) time.Duration {
 	bound := maxBoth
 	for _, n := range c.nodes {
 		if nodes&(1<<n.id) == 0 {
 			continue
 		}
-		if n.paused || c.lan.noise > 0 {
+		if n.paused || l.noise > 0 {
 			return 0
 		}
 		if n.whole {
 			bound = maxBothWhole
 		}
 		for _, o := range c.nodes {
-			if n != o && nodes&(1<<o.id) != 0 && !c.lan.open(n.id, o.id) {
+			if n != o && nodes&(1<<o.id) != 0 && !l.open(n.id, o.id) {
 				return 0
 			}
 		}
@@ -385,9 +385,10 @@ func (c *checks) boundOfBoth(nodes uint64) time.Duration {
 
 // couldServe returns the nodes that could serve a VIP, as all is and not as somebody sees it.
 func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
+	l := c.lanOf(vip)
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		if n.talks() && !n.stopping && n.published.ready && c.lan.unplugged[n.id] == 0 && !n.down && !at.Labelled && !at.NetworkUnavailable {
+		if n.talks() && !n.stopping && n.published.ready && l.unplugged[n.id] == 0 && !n.down[l.number] && !at.Labelled && !at.NetworkUnavailable {
 			nodes |= 1 << n.id
 		}
 	}
@@ -408,7 +409,10 @@ func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 }
 
 // sent is called for each frame that a speaker sends.
-func (c *checks) sent(n *node, frame []byte) {
+func (c *checks) sent(n *node, on *lan, frame []byte) {
+	if m, _ := parse(frame); m.Claims.IsValid() && c.lanOf(m.Claims) != on {
+		c.fail("VIPs stay on their segment", "%s claims %s on %s", n.name, m.Claims, on.nic())
+	}
 	if second := c.now.Truncate(time.Second); second != c.second {
 		c.second, c.frames = second, map[int]int{}
 	}
@@ -459,6 +463,9 @@ func (c *checks) atTheEnd() {
 	owners := plan.Owners(snapshot)
 	for _, vip := range c.ordered {
 		v, owner := c.vip(vip), owners[vip]
+		if v.answering == 0 && c.couldServe(vip) == 0 { // its pods are on nodes that are not on its segment
+			continue
+		}
 		if n := bits.OnesCount64(v.answering); n != 1 || v.answering != v.announcing {
 			c.fail("in the end one answers", "%b answer for %s, %b announce it, and %s should", v.answering, vip, v.announcing, owner)
 			return
@@ -467,8 +474,8 @@ func (c *checks) atTheEnd() {
 		if n.name != owner && !c.Keep {
 			c.fail("in the end the owner answers", "%s answers for %s, and %s should", n.name, vip, owner)
 		}
-		for _, h := range c.hosts {
-			if e := h.entries[vip]; !h.troubles() && (e == nil || e.mac != hardware(n.id)) {
+		for _, h := range c.lanOf(vip).hosts {
+			if e := h.entries[vip]; !h.troubles() && (e == nil || e.mac != h.lan.hardware(n.id)) {
 				c.fail("in the end hosts know the owner", "host %d does not know that %s has %s", h.id, n.name, vip)
 			}
 		}
@@ -503,7 +510,7 @@ func (c *checks) truth() plan.Snapshot {
 	s.Config, _ = c.api.objects["config"].(*config.Config)
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		at.Network = report.Network{Segments: c.segments(), Forwards: c.Direct}
+		at.Network = report.Network{Segments: n.segments(), Forwards: c.Direct}
 		s.Nodes[n.name], s.Speakers[n.name] = at, true
 	}
 	for _, name := range named(c.api.objects, "service") {

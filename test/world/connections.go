@@ -85,7 +85,7 @@ func (d *dataPath) use() {
 		return
 	}
 	for i := range clients {
-		d.World.after(beginning+d.upTo(10*time.Second), func() { d.open(d.World.hosts[i%(hosts-1)]) })
+		d.World.after(beginning+d.upTo(10*time.Second), func() { d.open(d.lan.hosts[i%(hosts-1)]) })
 	}
 	d.World.after(beginning, d.World.checks.connections.tick)
 }
@@ -315,7 +315,7 @@ func (s *connections) busyUntil() time.Duration {
 
 // quietSince reports whether nothing holds segments up: all frames arrive, and all nodes have power.
 func (s *connections) quietSince() bool {
-	return s.lan.sound() && !slices.ContainsFunc(s.nodes, func(n *node) bool { return n.plane.off > 0 || s.api.away[n.name] > 0 })
+	return s.sound() && !slices.ContainsFunc(s.nodes, func(n *node) bool { return n.plane.off > 0 || s.api.away[n.name] > 0 })
 }
 
 // vipAnswered reports whether the client has found the VIP where somebody answers for it for some time.

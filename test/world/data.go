@@ -52,18 +52,7 @@ func (s *Scenario) drawData() {
 	if s.Direct = s.Nodes <= 8 && r.IntN(100) < 30; !s.Direct {
 		return
 	}
-	all := dataThemes[r.IntN(len(dataThemes))]
-	some := r.Perm(len(all))[:1+r.IntN(3)]
-	for at, n := beginning, r.IntN(6); n > 0; n-- {
-		at += time.Duration(r.ExpFloat64() * float64(paces[r.IntN(3)]))
-		f := Fault{At: at, Kind: all[some[r.IntN(len(some))]], Node: r.IntN(s.Nodes), Other: r.IntN(1 << 16)}
-		length := time.Duration(float64(lengths[r.IntN(3)]) * (0.2 + r.ExpFloat64()))
-		if f.For = min(length, 40*time.Second); f.Kind == Power {
-			f.For = 20*time.Second + min(2*length, 40*time.Second) // no node starts sooner
-		}
-		s.Faults = append(s.Faults, f)
-	}
-	slices.SortStableFunc(s.Faults, func(a, b Fault) int { return int(a.At - b.At) })
+	s.add(r, dataThemes[r.IntN(len(dataThemes))])
 }
 
 func newDataPath(w *World) *dataPath {

@@ -23,6 +23,7 @@ const root, proven = "../..", "defects"
 // is changed to have it again.
 type defect struct {
 	name  string
+	from  uint64            // the first seed that may find it
 	edits map[string][]edit // by file
 }
 
@@ -42,15 +43,19 @@ func defects(t *testing.T, folder string) (all []defect) {
 	return all
 }
 
-// parse reads a defect: a line about it, where it was mended, and then files with their edits.
+// parse reads a defect: a line about it, where it was mended, the first seed if that is not 1, and then files with their edits.
 func parse(t *testing.T, name, text string) defect {
 	t.Helper()
-	d, file := defect{name, map[string][]edit{}}, ""
+	d, file := defect{name, 1, map[string][]edit{}}, ""
 	for part := range strings.SplitSeq(text, "<<<<\n") {
 		if file == "" {
 			lines := strings.Split(strings.TrimSpace(part), "\n")
 			require.Contains(t, part, "\nmended ", "%s does not say where it was mended", name)
 			file = lines[len(lines)-1]
+			if _, from, ok := strings.Cut(part, "\nseeds from "); ok {
+				_, err := fmt.Sscan(from, &d.from)
+				require.NoError(t, err, name)
+			}
 			continue
 		}
 		old, rest, ok := strings.Cut(part, "====\n")

@@ -131,11 +131,11 @@ func (d *detector) act(e *heartbeat.Effects) {
 
 // carry has a packet of the membership arrive, if it does.
 func (d *dataPath) carry(from, to *node, arrive func()) {
-	if from.Separate && (d.lan.backbone[from.id] > 0 || d.lan.backbone[to.id] > 0) || !from.Separate && !d.lan.open(from.id, to.id) {
+	if from.Separate && (d.lan.backbone[from.id] > 0 || d.lan.backbone[to.id] > 0) || !from.Separate && !d.home().open(from.id, to.id) {
 		return
 	}
 	delay := d.between(50*time.Microsecond, time.Millisecond)
-	if !from.Separate && d.lan.noise > 0 {
+	if !from.Separate && d.home().noise > 0 {
 		if d.random.IntN(100) < 10 {
 			return
 		}
@@ -146,7 +146,7 @@ func (d *dataPath) carry(from, to *node, arrive func()) {
 
 // detected checks a verdict: nobody is taken for lost who is heard, unless packets are lost or late.
 func (c *checks) detected(n, o *node) {
-	if n.meets(o) && o.sessionIs(n) && c.lan.noise == 0 && c.now-c.touched > maxDetection && n.busy == 0 && o.busy == 0 {
+	if n.meets(o) && o.sessionIs(n) && c.home().noise == 0 && c.now-c.touched > maxDetection && n.busy == 0 && o.busy == 0 {
 		c.fail("nobody alive is taken for lost", "%s takes %s for lost, and hears it", n.name, o.name)
 	}
 }
@@ -156,7 +156,7 @@ func (n *node) sessionIs(o *node) bool { return o.detector.sessions[n.id] == n.l
 
 // checkDetection: a speaker that does not run is soon taken for lost by all that run and hear each other.
 func (c *checks) checkDetection() {
-	if !c.Detector || c.now-max(c.touched, c.started) < maxDetection || !c.lan.sound() {
+	if !c.Detector || c.now-max(c.touched, c.started) < maxDetection || !c.sound() {
 		return
 	}
 	if c.now-c.disturbed < gossipMax { // some have the verdict already, and are no witnesses any more: others have it by gossip

@@ -9,17 +9,19 @@ import (
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
+	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// family is what a speaker does on the segment in one family: the real machine, and what package layer2 does around it.
+// family is what a speaker does on a segment in one family: the real machine, and what package layer2 does around it.
 type family struct {
 	*node
+	lan      *lan
 	protocol wire.Protocol
 	machine  *segment.Machine
 	alarm    time.Duration
 }
 
-// protocols returns those of the segment.
+// protocols returns those of the segments.
 func (w *World) protocols() []wire.Protocol {
 	if w.Dual {
 		return []wire.Protocol{wire.ARP{}, wire.NDP{}}
@@ -27,17 +29,20 @@ func (w *World) protocols() []wire.Protocol {
 	return []wire.Protocol{wire.ARP{}}
 }
 
-func newFamily(n *node, p wire.Protocol) *family {
+func newFamily(n *node, l *lan, p wire.Protocol) *family {
 	secret := fmt.Append(nil, n.Seed, n.id, n.life)
 	if p.Family() != (wire.ARP{}).Family() {
 		secret = append(secret, p.Family()...)
 	}
-	return &family{node: n, protocol: p, machine: segment.New(segment.Config{Protocol: p, Self: hardware(n.id),
+	if l != n.World.lan {
+		secret = append(secret, l.nic()...)
+	}
+	return &family{node: n, lan: l, protocol: p, machine: segment.New(segment.Config{Protocol: p, Self: l.hardware(n.id),
 		Keys: func() [][]byte { return n.seals }, Secret: sha256.Sum256(secret)}, n.clock())}
 }
 
-// has reports whether an address is of the family.
-func (f *family) has(vip netip.Addr) bool { return wire.Of(vip) == f.protocol }
+// has reports whether an address is of the family and of the segment.
+func (f *family) has(vip netip.Addr) bool { return wire.Of(vip) == f.protocol && f.lanOf(vip) == f.lan }
 
 // familyOf returns the family of a VIP.
 func (n *node) familyOf(vip netip.Addr) *family {
@@ -60,9 +65,9 @@ func protocolOf(frame []byte) wire.Protocol {
 }
 
 // hear hands a frame to the family that it is of.
-func (n *node) hear(frame []byte) {
+func (n *node) hear(on *lan, frame []byte) {
 	for _, f := range n.families {
-		if f.protocol == protocolOf(frame) {
+		if f.lan == on && f.protocol == protocolOf(frame) {
 			f.step(segment.Received{Frame: frame})
 		}
 	}
@@ -70,6 +75,10 @@ func (n *node) hear(frame []byte) {
 
 // surround has the speaker know what else the node does.
 func (n *node) surround(s segment.Surroundings) {
+	s.Own = map[wire.MAC]bool{}
+	for _, l := range n.lans {
+		s.Own[l.hardware(n.id)] = true
+	}
 	for _, f := range n.families {
 		f.step(s)
 	}
@@ -93,11 +102,14 @@ func (n *node) withheld() (count int) {
 
 // assign sets the VIPs of the family.
 func (f *family) assign(vips map[netip.Addr]segment.VIP) {
-	own := map[netip.Addr]segment.VIP{}
+	own, segments := map[netip.Addr]segment.VIP{}, f.segments()
 	maps.DeleteFunc(f.vips, func(vip netip.Addr, _ segment.VIP) bool { return f.has(vip) })
 	for vip, v := range vips {
 		if f.has(vip) {
-			own[vip], f.vips[vip] = v, v
+			f.vips[vip] = v
+		}
+		if wire.Of(vip) == f.protocol && plan.Belongs(vip, segments, f.lan.nic()) {
+			own[vip] = v
 		}
 	}
 	f.step(segment.Assigned{VIPs: own})
@@ -107,7 +119,7 @@ func (f *family) assign(vips map[netip.Addr]segment.VIP) {
 func (f *family) step(e segment.Event) {
 	effects := f.machine.Step(e, f.clock())
 	for _, frame := range effects.Frames {
-		f.checks.sent(f.node, frame)
+		f.checks.sent(f.node, f.lan, frame)
 		if f.story != nil {
 			f.record("%s: %s", f.name, f.describe(frame))
 		}
@@ -151,7 +163,7 @@ func (f *family) setAlarm() {
 			return
 		}
 		if f.alarm = 0; f.machine.WantsCount(f.clock()) {
-			f.step(segment.Counted{Frames: f.frames, Known: true})
+			f.step(segment.Counted{Frames: f.lan.received[f.id], Known: true})
 		}
 		f.step(segment.Due{})
 	})
@@ -174,9 +186,6 @@ func (n *node) addresses() []netip.Addr {
 	}
 	return []netip.Addr{address(n.id, true)}
 }
-
-// subnet6 is that of the segment in IPv6.
-var subnet6 = netip.MustParsePrefix("2001:db8::/64")
 
 // asksFor makes a host's ordinary question out of a probe: it claims the host's own address.
 func asksFor(probe []byte, host int) []byte {

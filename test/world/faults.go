@@ -44,7 +44,7 @@ func (w *World) faultOf(f Fault) (end func()) {
 	case Kill, Pause, Stop:
 		return w.speakerFault(f.Kind, n)
 	case Cable, Backbone, Switch, Split, Deaf, Mute, Noise:
-		return w.networkFault(f.Kind, n)
+		return w.networkFault(f, n)
 	case Flap:
 		for _, o := range w.nodes {
 			if o != n && o.talks() && o.view[n.id].alive {
@@ -53,9 +53,7 @@ func (w *World) faultOf(f Fault) (end func()) {
 		}
 		return w.reach
 	case Away:
-		back := w.api.leave(n.name)
-		w.blind(n)
-		return func() { back(); w.seeing(n) }
+		return w.away(n)
 	case AllAway:
 		clients := []string{}
 		for _, r := range w.control.replicas {
@@ -173,12 +171,31 @@ func (w *World) speakerFault(k Kind, n *node) (end func()) {
 	}
 }
 
-func (w *World) networkFault(k Kind, n *node) (end func()) {
-	mend := func() {}
+// networkFault has something wrong with a network. A node that is cut off on the API server's segment does not reach that.
+func (w *World) networkFault(f Fault, n *node) (end func()) {
+	l := w.lans[f.Other%w.Segments]
+	if !w.isOn(n.id, l.number) {
+		l = w.lans[1-l.number]
+	}
+	mend := l.fault(f.Kind, n)
+	var cut []*node
+	switch {
+	case l.number+1 != w.API:
+	case f.Kind == Split:
+		cut = slices.DeleteFunc(slices.Clone(w.nodes[n.id+1:]), func(o *node) bool { return !w.isOn(o.id, l.number) })
+	case slices.Contains([]Kind{Cable, Deaf, Mute}, f.Kind):
+		cut = []*node{n}
+	}
+	back := w.away(cut...)
+	return func() { mend(); back() }
+}
+
+func (l *lan) fault(k Kind, n *node) (end func()) {
+	mend, w := func() {}, l.World
 	w.checks.whole = never
 	switch k {
 	case Cable:
-		return w.count(&w.lan.unplugged[n.id], n.linkChanged)
+		return w.count(&l.unplugged[n.id], n.linkChanged)
 	case Backbone:
 		return w.count(&w.lan.backbone[n.id], n.linkChanged)
 	case Switch:
@@ -193,18 +210,36 @@ func (w *World) networkFault(k Kind, n *node) (end func()) {
 		}
 	case Split:
 		side := func(i int) bool { return i <= n.id || i == w.Nodes }
-		heal := w.lan.cutOff(func(from, to int) bool { return side(from) != side(to) })
+		heal := l.cutOff(func(from, to int) bool { return side(from) != side(to) })
 		mend = func() { heal(); w.checks.healed() }
 	case Deaf:
-		mend = w.lan.cutOff(func(_, to int) bool { return to == n.id })
+		mend = l.cutOff(func(_, to int) bool { return to == n.id })
 	case Mute:
-		mend = w.lan.cutOff(func(from, _ int) bool { return from == n.id })
+		mend = l.cutOff(func(from, _ int) bool { return from == n.id })
 	case Noise:
-		w.lan.noise++
-		mend = func() { w.lan.noise-- }
+		l.noise++
+		mend = func() { l.noise-- }
 	}
 	w.reach()
 	return func() { mend(); w.reach() }
+}
+
+// away has the API server not answer some nodes.
+func (w *World) away(nodes ...*node) (back func()) {
+	names := []string{}
+	for _, n := range nodes {
+		names = append(names, n.name)
+	}
+	again := w.api.leave(names...)
+	for _, n := range nodes {
+		w.blind(n)
+	}
+	return func() {
+		again()
+		for _, n := range nodes {
+			w.seeing(n)
+		}
+	}
 }
 
 // blind has a node that alone does not reach the API server notice that; see package apihealth.
@@ -229,17 +264,17 @@ func (w *World) seeing(n *node) {
 }
 
 func (w *World) hostileFault(f Fault, n *node) (end func()) {
-	h := w.hosts[hosts-1]
 	w.checks.hostile++
 	if f.Kind == Replay {
-		frames, over := w.lan.claims(), false
+		l := w.lans[f.Other%w.Segments]
+		frames, over := l.claims(), false
 		var again func()
 		again = func() {
 			if over {
 				return
 			}
 			for _, frame := range frames {
-				w.lan.send(h.id, frame)
+				l.send(l.hosts[hosts-1].id, frame)
 			}
 			w.after(time.Second, again)
 		}
@@ -255,9 +290,10 @@ func (w *World) hostileFault(f Fault, n *node) (end func()) {
 		return func() { w.checks.hostile-- }
 	}
 	vip := vips[f.Other%len(vips)]
+	h := w.lanOf(vip).hosts[hosts-1]
 	delay := time.Duration(0)
 	if f.Other&1 > 0 { // it asks first, and takes the address all the same
-		h.lan.send(h.id, wire.Of(vip).Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, wire.MAC{}))
+		h.lan.send(h.id, wire.Of(vip).Probe(wire.Statement{Self: h.lan.hardware(h.id), VIP: vip}, wire.MAC{}))
 		delay = min(2*time.Second, f.For/2)
 	}
 	w.after(delay, func() { h.takes(vip) })

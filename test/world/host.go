@@ -20,9 +20,10 @@ const (
 	unanswered = 3
 )
 
-// host is a machine on the segment that uses every VIP all the time.
+// host is a machine on a segment that uses every VIP there all the time.
 type host struct {
 	*World
+	lan      *lan
 	id       int
 	entries  map[netip.Addr]*neighbour
 	spiteful map[netip.Addr]int // the addresses that it takes, by how many faults
@@ -36,10 +37,10 @@ type neighbour struct {
 	changes   []time.Duration // when it changed
 }
 
-func newHost(w *World, id int) *host {
-	h := &host{World: w, id: id, entries: map[netip.Addr]*neighbour{}, spiteful: map[netip.Addr]int{}}
+func newHost(l *lan, id int) *host {
+	h := &host{World: l.World, lan: l, id: id, entries: map[netip.Addr]*neighbour{}, spiteful: map[netip.Addr]int{}}
 	if !h.troubles() {
-		w.after(beginning, h.use)
+		h.after(beginning, h.use)
 	}
 	return h
 }
@@ -51,6 +52,7 @@ func (h *host) troubles() bool { return h.id == h.Nodes+hosts-1 }
 func (h *host) use() {
 	for _, vip := range h.checks.inOrder() {
 		switch e := h.entries[vip]; {
+		case h.lanOf(vip) != h.lan:
 		case e == nil:
 			h.ask(vip, wire.Broadcast)
 		case h.now-e.confirmed < reachable:
@@ -69,16 +71,16 @@ func (h *host) ask(vip netip.Addr, to wire.MAC) {
 	if to == wire.Broadcast && vip.Is6() {
 		to = wire.MAC{} // the group of the address
 	}
-	h.lan.send(h.id, asksFor(wire.Of(vip).Probe(wire.Statement{Self: hardware(h.id), VIP: vip}, to), h.id))
+	h.lan.send(h.id, asksFor(wire.Of(vip).Probe(wire.Statement{Self: h.lan.hardware(h.id), VIP: vip}, to), h.id))
 }
 
-func (h *host) receive(frame []byte) {
+func (h *host) receive(_ *lan, frame []byte) {
 	m, ok := parse(frame)
 	if !ok {
 		return
 	}
 	if h.spiteful[m.Asks] > 0 {
-		h.lan.send(h.id, wire.Of(m.Asks).Answer(wire.Statement{Self: hardware(h.id), VIP: m.Asks}, m))
+		h.lan.send(h.id, wire.Of(m.Asks).Answer(wire.Statement{Self: h.lan.hardware(h.id), VIP: m.Asks}, m))
 	}
 	if h.troubles() || !m.Claims.IsValid() || !h.checks.known(m.Claims) {
 		return
@@ -101,7 +103,7 @@ func (h *host) receive(frame []byte) {
 func (w *World) who(mac wire.MAC) string {
 	if i := int(mac[5]) - 1; i < w.Nodes {
 		return nodeName(i)
-	} else if mac == hardware(i) {
+	} else if [4]byte(mac[:4]) == [4]byte{2} {
 		return fmt.Sprintf("host %d", i)
 	}
 	return mac.String()
@@ -110,7 +112,7 @@ func (w *World) who(mac wire.MAC) string {
 // takes has the host take an address, as one that is configured with it.
 func (h *host) takes(vip netip.Addr) {
 	h.spiteful[vip]++
-	for _, frame := range wire.Of(vip).Announce(wire.Statement{Self: hardware(h.id), VIP: vip, Seal: seal.Seal{}}, true) {
+	for _, frame := range wire.Of(vip).Announce(wire.Statement{Self: h.lan.hardware(h.id), VIP: vip, Seal: seal.Seal{}}, true) {
 		h.lan.send(h.id, frame)
 	}
 }

@@ -83,7 +83,7 @@ func (w *World) lie(f Fault, n *node) (end func()) {
 	return func() {
 		n.lies = false
 		lease, _ := w.api.objects["lease/"+n.name].(report.Network)
-		w.api.put("lease/"+n.name, report.Network{Segments: w.segments(), KubeProxy: true, Forwards: lease.Forwards})
+		w.api.put("lease/"+n.name, report.Network{Segments: n.segments(), KubeProxy: true, Forwards: lease.Forwards})
 		n.membersChanged()
 	}
 }
@@ -106,9 +106,10 @@ func (w *World) forge(n *node) (end func()) {
 			return
 		}
 		for _, vip := range vips {
-			seal := seal.Key(n.seals[0]).Seal(vip, hardware(n.id), true)
-			for _, frame := range wire.Of(vip).Announce(wire.Statement{Self: hardware(n.id), VIP: vip, Seal: seal}, true) {
-				w.lan.send(n.id, frame)
+			l := w.lanOf(vip)
+			seal := seal.Key(n.seals[0]).Seal(vip, l.hardware(n.id), true)
+			for _, frame := range wire.Of(vip).Announce(wire.Statement{Self: l.hardware(n.id), VIP: vip, Seal: seal}, true) {
+				l.send(n.id, frame)
 			}
 			w.checks.vip(vip).taken = w.now
 		}

@@ -3,6 +3,7 @@ package world
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -10,10 +11,13 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// lan is the segment. Nodes, hosts and routers are stations on it, by number, in this order.
+// lan is a segment. Nodes, hosts and routers are stations on it, by number, in this order.
 type lan struct {
 	*World
-	unplugged []int          // by station, how many faults have its cable out
+	number    int
+	hosts     []*host
+	received  []uint64       // by station, how many frames
+	unplugged []int          // by station, how many faults have its cable out; the node has none if it is not on the segment
 	cut       map[[2]int]int // by sender and receiver, how many faults are between them
 	backbone  []int          // by node, how many faults have its link to the membership's own network down
 	noise     int            // how many faults make it lossy
@@ -21,13 +25,37 @@ type lan struct {
 	heard map[string][]byte
 }
 
-func newLAN(w *World) *lan {
-	return &lan{World: w, unplugged: make([]int, w.Nodes+hosts+w.Routers), backbone: make([]int, w.Nodes), cut: map[[2]int]int{},
-		heard: map[string][]byte{}}
+func newLAN(w *World, number int) *lan {
+	l := &lan{World: w, number: number, received: make([]uint64, w.Nodes+hosts), unplugged: make([]int, w.Nodes+hosts+w.Routers),
+		backbone: make([]int, w.Nodes), cut: map[[2]int]int{}, heard: map[string][]byte{}}
+	for i := range w.Nodes {
+		if !w.isOn(i, number) {
+			l.unplugged[i]++
+		}
+	}
+	return l
 }
 
-// station is what is on the segment.
-type station interface{ receive(frame []byte) }
+// home returns the segment by which speakers hear each other, unless they do by another network.
+func (w *World) home() *lan { return w.lans[w.Home] }
+
+// lanOf returns the segment of an address.
+func (w *World) lanOf(a netip.Addr) *lan {
+	for _, l := range w.lans[1:] {
+		if slices.ContainsFunc(subnets[l.number], func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return l
+		}
+	}
+	return w.lan
+}
+
+// nic is the name of nodes' interfaces to the segment.
+func (l *lan) nic() string { return fmt.Sprintf("eth%d", l.number) }
+
+// station is what is on a segment.
+type station interface {
+	receive(on *lan, frame []byte)
+}
 
 func (l *lan) station(i int) station {
 	if i < len(l.nodes) {
@@ -36,8 +64,10 @@ func (l *lan) station(i int) station {
 	return l.hosts[i-len(l.nodes)]
 }
 
-// hardware returns a station's address.
+// hardware returns a station's address, on the first segment.
 func hardware(i int) wire.MAC { return wire.MAC{2, 0, 0, 0, 0, byte(i + 1)} }
+
+func (l *lan) hardware(i int) wire.MAC { return wire.MAC{2, 0, 0, 0, byte(l.number), byte(i + 1)} }
 
 // open reports whether frames go from one station to another.
 func (l *lan) open(from, to int) bool {
@@ -48,7 +78,7 @@ func (l *lan) open(from, to int) bool {
 func (l *lan) send(from int, frame []byte) {
 	to := wire.MAC(frame[:6])
 	for i := range len(l.nodes) + len(l.hosts) {
-		if i == from || !to.Group() && hardware(i) != to || !l.open(from, i) {
+		if i == from || !to.Group() && l.hardware(i) != to || !l.open(from, i) {
 			continue
 		}
 		copies := 1
@@ -62,7 +92,8 @@ func (l *lan) send(from int, frame []byte) {
 			}
 			l.after(delay, func() {
 				if l.open(from, i) {
-					l.station(i).receive(frame)
+					l.received[i]++
+					l.station(i).receive(l, frame)
 				}
 			})
 		}
@@ -81,13 +112,18 @@ func (l *lan) claims() (frames [][]byte) {
 }
 
 // sound reports whether all frames arrive.
-func (l *lan) sound() bool {
-	for _, faults := range l.unplugged {
-		if faults > 0 {
+func (w *World) sound() bool {
+	for _, l := range w.lans {
+		for i, faults := range l.unplugged {
+			if faults > 0 && (i >= w.Nodes || w.isOn(i, l.number)) {
+				return false
+			}
+		}
+		if len(l.cut) > 0 || l.noise > 0 {
 			return false
 		}
 	}
-	return len(l.cut) == 0 && l.noise == 0
+	return true
 }
 
 // cutOff cuts frames between all pairs for which apart is true, and returns what mends it.

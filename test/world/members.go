@@ -5,7 +5,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
-	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
 // The times of package membership and of memberlist with its default settings.
@@ -39,7 +38,7 @@ type peer struct {
 type metadata struct {
 	ready  bool
 	claims report.Claims
-	down   bool // the link to the segment
+	down   [2]bool // by segment, the link to it
 	sick   bool
 	blind  bool
 }
@@ -55,7 +54,7 @@ func (n *node) hears(o *node) bool {
 	if n.Separate {
 		return n.lan.backbone[n.id] == 0 && n.lan.backbone[o.id] == 0
 	}
-	return n.lan.open(n.id, o.id) && n.lan.open(o.id, n.id)
+	return n.home().open(n.id, o.id) && n.home().open(o.id, n.id)
 }
 
 // meets reports whether the two speakers should take each other for alive: they hear each other, or a third one
@@ -153,13 +152,13 @@ func (n *node) lookAround() {
 
 func (n *node) setWhole(whole bool) {
 	n.whole = whole
-	n.surround(segment.Surroundings{Whole: whole, Crowd: max(1, n.Nodes/50), Own: map[wire.MAC]bool{hardware(n.id): true}})
+	n.surround(segment.Surroundings{Whole: whole, Crowd: max(1, n.Nodes/50)})
 }
 
 // enter has a speaker join the others, as package membership does.
 func (n *node) enter() {
 	life := n.life
-	n.surround(segment.Surroundings{Whole: false, Crowd: 1, Own: map[wire.MAC]bool{hardware(n.id): true}})
+	n.surround(segment.Surroundings{Whole: false, Crowd: 1})
 	n.publish()
 	var join func()
 	join = func() {
@@ -259,16 +258,16 @@ func (n *node) networks() map[string]report.Network {
 		if o == n {
 			m = n.metadata
 		}
-		if m.down {
-			network.Segments = n.segments()
-			for i := range network.Segments {
-				network.Segments[i].Down = true
+		if m.down != [2]bool{} {
+			network.Segments = o.segments()
+			for i, s := range network.Segments {
+				network.Segments[i].Down = m.down[n.lanOf(s.Subnet.Addr()).number]
 			}
 		}
 		network.Claims, network.Sick, network.Blind = m.claims, m.sick, m.blind
 		if o == n && n.apart {
-			if network.Apart = nic; n.Separate {
-				network.Apart = "eth1"
+			if network.Apart = n.home().nic(); n.Separate {
+				network.Apart = "backbone"
 			}
 		}
 		networks[o.name] = network
@@ -281,25 +280,30 @@ func (n *node) linkDown() bool {
 	if n.Separate {
 		return n.lan.backbone[n.id] > 0
 	}
-	return n.lan.unplugged[n.id] > 0
+	return n.home().unplugged[n.id] > 0
 }
 
 // linkChanged is called when a link of the node goes down or comes back.
 func (n *node) linkChanged() {
-	down, delay := n.lan.unplugged[n.id] > 0, downDelay
-	if !down && n.Separate {
-		delay = upDelay
-	} else if !down {
-		delay = 0
-	}
 	life := n.life
-	n.after(delay, func() {
-		if n.life == life && n.running && n.lan.unplugged[n.id] > 0 == down && n.down != down {
-			n.down = down
-			n.publish()
-			n.membersChanged()
+	for i, l := range n.lans {
+		down, delay := l.unplugged[n.id] > 0, downDelay
+		switch {
+		case !n.isOn(n.id, i):
+			continue
+		case !down && (n.Separate || l != n.home()):
+			delay = upDelay
+		case !down:
+			delay = 0
 		}
-	})
+		n.after(delay, func() {
+			if n.life == life && n.running && l.unplugged[n.id] > 0 == down && n.down[i] != down {
+				n.down[i] = down
+				n.publish()
+				n.membersChanged()
+			}
+		})
+	}
 	if n.apart && !n.linkDown() {
 		n.after(joinTimeout+settleTime, func() {
 			if n.life == life && n.apart && !n.linkDown() {

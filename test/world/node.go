@@ -39,8 +39,7 @@ type node struct {
 	core                      *core.Core
 	families                  []*family
 	watch                     *watch
-	queued                    [][]byte // frames that wait while the speaker is paused
-	frames                    uint64   // that the interface has received
+	queued                    []func() // frames that wait while the speaker is paused
 
 	decides bool // a decision is due
 	// How many faults keep the processor busy, and kube-proxy from being healthy; and how many have labelled the Node,
@@ -84,8 +83,12 @@ func (n *node) begin() {
 	n.running, n.paused, n.stopping, n.decides = true, false, false, false
 	n.core = core.New(core.Options{Node: n.name, HandOver: handOver, Drain: drain})
 	n.families = nil
-	for _, p := range n.protocols() {
-		n.families = append(n.families, newFamily(n, p))
+	for _, l := range n.lans {
+		for _, p := range n.protocols() {
+			if n.isOn(n.id, l.number) {
+				n.families = append(n.families, newFamily(n, l, p))
+			}
+		}
 	}
 	n.services, n.dirty, n.vips, n.unprobed, n.answers = map[string]bool{}, map[string]bool{"members": true}, map[netip.Addr]segment.VIP{},
 		map[netip.Addr]bool{}, map[netip.Addr]bool{}
@@ -253,7 +256,7 @@ func (n *node) apply(e core.Effects) {
 	}
 }
 
-// assign sets the VIPs of the segment, as layer2.Announcer does.
+// assign sets the VIPs of the segments, as layer2.Announcer does.
 func (n *node) assign(want map[netip.Addr]plan.Layer2) {
 	vips := map[netip.Addr]segment.VIP{}
 	for _, vip := range slices.SortedFunc(maps.Keys(want), netip.Addr.Compare) {
@@ -286,23 +289,22 @@ func (n *node) recordVIPs(vips map[netip.Addr]segment.VIP) {
 	n.record("%s: is to announce%s", n.name, cmp.Or(text, " nothing"))
 }
 
-// receive takes a frame from the segment.
-func (n *node) receive(frame []byte) {
-	n.frames++
+// receive takes a frame from a segment.
+func (n *node) receive(on *lan, frame []byte) {
 	switch {
 	case !n.running:
 	case !n.paused:
-		n.hear(frame)
+		n.hear(on, frame)
 	case len(n.queued) < 100:
-		n.queued = append(n.queued, frame)
+		n.queued = append(n.queued, func() { n.hear(on, frame) })
 	}
 }
 
 // goOn ends a pause: the speaker finds what came meanwhile.
 func (n *node) goOn() {
 	n.paused = false
-	for _, f := range n.queued {
-		n.hear(f)
+	for _, hear := range n.queued {
+		hear()
 	}
 	n.queued = nil
 	n.lookAtAnswers()

@@ -32,6 +32,10 @@ type Scenario struct {
 	Detector bool
 	// Dual is set if the segment has IPv6, and Services have addresses of either family or of both.
 	Dual bool
+	// Segments is how many there are, one or two. Home is that by which speakers hear each other, unless Separate. API is that by
+	// which nodes reach the API server, from 1 on; 0: another network. Both are the nodes on both segments, as bits.
+	Segments, Home, API int
+	Both                uint64
 	// Routers is how many routers nodes announce to.
 	Routers int
 	// Faults are in the order in which they begin.
@@ -54,13 +58,13 @@ const (
 	Kill     Kind = iota // the speaker, or its node, is gone
 	Pause                // the speaker does not run
 	Stop                 // the speaker ends in order, and another one is started
-	Cable                // the node has no link to the segment
+	Cable                // the node has no link to a segment
 	Backbone             // the node has no link to the network of the membership, if that is another one
 	Switch               // no node has a link to that network
 	Split                // the nodes up to Node and those after it do not hear each other, nor the hosts of the other side
-	Deaf                 // the node receives nothing
-	Mute                 // nothing that the node sends arrives
-	Noise                // frames are lost, repeated and late
+	Deaf                 // the node receives nothing on a segment
+	Mute                 // nothing that the node sends there arrives
+	Noise                // frames on a segment are lost, repeated and late
 	Flap                 // the others take the speaker for dead for a moment
 	Away                 // the API server does not answer the node
 	AllAway              // the API server answers nobody
@@ -160,8 +164,8 @@ var themes = func() [][]Kind {
 func Draw(seed uint64) Scenario {
 	r := rand.New(rand.NewPCG(seed, 0))
 	percent := func(p int) bool { return r.IntN(100) < p }
-	s := Scenario{Seed: seed, Nodes: 2 + r.IntN(4), Services: 1 + r.IntN(8), Separate: percent(40), Keep: percent(30), Prefer: percent(30),
-		Refresh: percent(20)}
+	s := Scenario{Seed: seed, Segments: 1, Nodes: 2 + r.IntN(4), Services: 1 + r.IntN(8), Separate: percent(40), Keep: percent(30),
+		Prefer: percent(30), Refresh: percent(20)}
 	if percent(3) {
 		s.Nodes = 6 + r.IntN(45)
 	}
@@ -177,7 +181,45 @@ func Draw(seed uint64) Scenario {
 	}
 	s.drawData()
 	s.drawRouters()
+	s.drawSegments()
 	return s
+}
+
+// firstSegments is the first seed whose fleet may have two segments: those below stay what they are.
+const firstSegments = 10_000_000
+
+// drawSegments adds a second segment to the scenario of a seed, and faults that concern it.
+func (s *Scenario) drawSegments() {
+	r := rand.New(rand.NewPCG(s.Seed, 7))
+	if s.Seed < firstSegments || s.Direct || s.Routers > 0 || r.IntN(100) < 50 {
+		return
+	}
+	s.Segments, s.Home, s.API, s.Both = 2, r.IntN(2), r.IntN(3), r.Uint64()|1
+	s.add(r, []Kind{Cable, Split, Deaf, Mute, Noise, Kill, Stop, Exclude, Delete, Pods, Foreign})
+}
+
+// isOn reports whether a node is on a segment.
+func (s *Scenario) isOn(node, segment int) bool {
+	home := s.Home
+	if s.Separate {
+		home = node % s.Segments
+	}
+	return segment == home || s.Both>>node&1 > 0
+}
+
+// add adds faults of some of these kinds.
+func (s *Scenario) add(r *rand.Rand, all []Kind) {
+	some := r.Perm(len(all))[:1+r.IntN(3)]
+	for at, n := beginning, r.IntN(6); n > 0; n-- {
+		at += time.Duration(r.ExpFloat64() * float64(paces[r.IntN(3)]))
+		f := Fault{At: at, Kind: all[some[r.IntN(len(some))]], Node: r.IntN(s.Nodes), Other: r.IntN(1 << 16)}
+		length := time.Duration(float64(lengths[r.IntN(3)]) * (0.2 + r.ExpFloat64()))
+		if f.For = min(length, 40*time.Second); f.Kind == Power {
+			f.For = 20*time.Second + min(2*length, 40*time.Second) // no node starts sooner
+		}
+		s.Faults = append(s.Faults, f)
+	}
+	slices.SortStableFunc(s.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 }
 
 // quiet is when the last fault ends.
@@ -204,6 +246,9 @@ func (s Scenario) End() time.Duration {
 func (s Scenario) String() string {
 	text := fmt.Sprintf("seed %d: %d nodes, %d services, %d routers, separate=%t keep=%t prefer=%t refresh=%t direct=%t dual=%t detector=%t\n",
 		s.Seed, s.Nodes, s.Services, s.Routers, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual, s.Detector)
+	if s.Segments > 1 {
+		text += fmt.Sprintf("  two segments: home=%d api=%d both=%b\n", s.Home, s.API, s.Both&(1<<s.Nodes-1))
+	}
 	for _, f := range s.Faults {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
 	}

@@ -40,5 +40,10 @@ func (s Scenario) smaller() (all []Scenario) {
 		u.Services--
 		all = append(all, t, u)
 	}
+	if s.Segments > 1 {
+		t := s
+		t.Segments, t.Home, t.API = 1, 0, 0
+		all = append(all, t)
+	}
 	return all
 }

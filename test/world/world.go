@@ -15,7 +15,7 @@
 //	members.go   who is alive, as the speakers' membership finds out
 //	detector.go  the same by the real failure detector, in some fleets
 //	family.go    what a speaker does on the segment, in each family
-//	lan.go       the segment: frames are lost, delayed, repeated, reordered and cut off
+//	lan.go       the segment, or both: frames are lost, delayed, repeated, reordered and cut off
 //	host.go      hosts with neighbour tables, one that takes an address, and one that repeats what it heard
 //	data.go      direct forwarding: pods, and what goes wrong on the path of packets
 //	director.go  what a speaker's Director does, with its real machine
@@ -73,9 +73,9 @@ type World struct {
 	secret int // the edition of what speakers share
 
 	api     *api
-	lan     *lan
+	lan     *lan   // the first segment, and the only one with direct forwarding and routers
+	lans    []*lan // all segments
 	nodes   []*node
-	hosts   []*host
 	control *control
 	checks  *checks
 	data    *dataPath
@@ -88,13 +88,19 @@ type World struct {
 // which each line has its time, may be nil.
 func Run(s Scenario, story io.Writer) *Failure {
 	w := &World{Scenario: s, random: rand.New(rand.NewPCG(s.Seed, 1)), story: story, services: map[version]*plan.Service{}}
-	w.api, w.lan, w.checks, w.data = newAPI(w), newLAN(w), newChecks(w), newDataPath(w)
+	w.api, w.checks, w.data = newAPI(w), newChecks(w), newDataPath(w)
+	for i := range s.Segments {
+		w.lans = append(w.lans, newLAN(w, i))
+	}
+	w.lan = w.lans[0]
 	w.control = newControl(w)
 	for i := range s.Nodes {
 		w.nodes = append(w.nodes, newNode(w, i))
 	}
-	for i := range hosts {
-		w.hosts = append(w.hosts, newHost(w, s.Nodes+i))
+	for _, l := range w.lans {
+		for i := range hosts {
+			l.hosts = append(l.hosts, newHost(l, s.Nodes+i))
+		}
 	}
 	w.routing = newRouting(w)
 	w.api.fill()

@@ -66,7 +66,7 @@ func live(t *testing.T, s world.Scenario) {
 }
 
 // Behind the corpus come other seeds, of which TestOtherSeeds, which is long, has more.
-const others, fewOthers, moreOthers = 1_000_000, 25, 100
+const others, fewOthers, moreOthers = 10_000_000, 25, 100
 
 func TestNoSeedOfTheCorpusFails(t *testing.T) {
 	t.Parallel()
