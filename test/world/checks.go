@@ -217,6 +217,19 @@ func (c *checks) someAway() bool {
 	return slices.ContainsFunc(c.nodes, func(n *node) bool { return !c.api.upToDate(n.name) })
 }
 
+// unwitnessed reports whether one speaker alone takes another one for alive that does not run: the failure detector demands two.
+func (c *checks) unwitnessed() bool {
+	return c.Detector && slices.ContainsFunc(c.nodes, func(o *node) bool {
+		witnesses := 0
+		for _, n := range c.nodes {
+			if n.talks() && n.view[o.id].alive {
+				witnesses++
+			}
+		}
+		return !o.talks() && witnesses == 1
+	})
+}
+
 // lookWhoIsAble notes which VIPs somebody could serve, as of now.
 func (c *checks) lookWhoIsAble() {
 	for vip, v := range c.vips {
@@ -241,6 +254,8 @@ func (c *checks) checkBounds(vip netip.Addr, v *watched) {
 		bound = maxTaken
 	case c.someAway():
 		bound = maxUnheard
+	case c.unwitnessed():
+		bound += gossipMax
 	}
 	for _, n := range c.nodes {
 		if l.unplugged[n.id] > 0 && v.answering == 1<<n.id {

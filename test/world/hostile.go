@@ -58,7 +58,8 @@ func (w *World) tenant(f Fault, name string) {
 }
 
 // lie has a node report what is not so, on its Lease and to the other speakers: that it has segments and gateways that
-// it has not, that other machines have the VIPs, and that it owns all of these.
+// it has not, that other machines have the VIPs, and that it owns all of these. They are those of a segment that it is on: of others
+// it draws its share, and nobody answers for them, see docs/explanation/decisions.md.
 func (w *World) lie(f Fault, n *node) (end func()) {
 	if n.lies {
 		return nil
@@ -66,8 +67,10 @@ func (w *World) lie(f Fault, n *node) (end func()) {
 	n.lies = true
 	network, _ := w.api.objects["lease/"+n.name].(report.Network)
 	network.Segments = slices.Clone(network.Segments)
+	bytes := n.segments()[0].Subnet.Addr().As4()
 	for i := range 20 {
-		addr := netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + (i+f.Other)%20)})
+		bytes[3] = byte(100 + (i+f.Other)%20)
+		addr := netip.AddrFrom4(bytes)
 		if i%4 == 3 {
 			network.Gateways = append(network.Gateways, addr)
 		} else if i < 4 {

@@ -272,6 +272,7 @@ func (n *node) assign(want map[netip.Addr]plan.Layer2) {
 		for _, f := range n.families {
 			f.assign(vips)
 		}
+		n.vips = vips
 	}
 }
 
@@ -325,7 +326,7 @@ func (n *node) lookAtAnswers() {
 		if n.paused {
 			break
 		}
-		if !v.Leaving && n.familyOf(vip).machine.State(vip).Reason == "" {
+		if f := n.familyOf(vip); f != nil && !v.Leaving && f.machine.State(vip).Reason == "" {
 			now[vip] = true
 		}
 	}
