@@ -80,6 +80,7 @@ var parsed = map[string]struct {
 	"speaker/limit/table.go":      {targets: []string{"FuzzChainOf"}},
 	"controller/dhcp/socket.go":   {none: "the interface's own addresses"},
 	"speaker/bfd/socket.go":       {none: "the kernel's control messages, of fixed lengths"},
+	"pkg/apiclient/rewound.go":    {none: "the API server's own answers, which are trusted"},
 	"speaker/detector/receive.go": {none: "the kernel's socket addresses and timestamps, of fixed lengths"},
 	"speaker/direct/direct.go":    {none: "one number of the kernel's"},
 	"speaker/direct/ingress.go":   {none: "keys that this process has made"},

@@ -403,7 +403,8 @@ func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 	l := c.lanOf(vip)
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		if n.talks() && !n.stopping && n.published.ready && l.unplugged[n.id] == 0 && !n.down[l.number] && !at.Labelled && !at.NetworkUnavailable {
+		if n.talks() && !n.stopping && n.published.ready && l.unplugged[n.id] == 0 && !n.down[l.number] &&
+			!at.Labelled && !at.NetworkUnavailable {
 			nodes |= 1 << n.id
 		}
 	}
