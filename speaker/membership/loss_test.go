@@ -329,9 +329,11 @@ func TestManySeekOneThatStaysAway(t *testing.T) {
 	const all, watched = 1000, 20 * time.Minute
 	onSegment(t, config.FailoverConservative.Membership(), 2, slog.DiscardHandler, func(t *testing.T, s *segment, tasks []*Task) {
 		seeks, lost := tasks[0], tasks[1]
+		seeks.mu.Lock()
 		for i := range all - 2 {
 			*seeks.peers.at(fmt.Sprint("elsewhere-", i)) = peer{alive: true, metadata: metadata{ready: true}}
 		}
+		seeks.mu.Unlock()
 		seekEachOther(t, tasks)
 		address := lost.options.Address.String()
 		s.dead.Store(address)
