@@ -48,7 +48,7 @@ type table struct {
 	buckets []bucket
 }
 
-// bucket is what flows have in common that have one hash.
+// bucket is what flows have in common that have one hash. Its nodes are numbers: no cluster has 65,536.
 type bucket struct {
 	// open is the node that takes new connections.
 	open uint16
@@ -79,7 +79,7 @@ func newTable(backends []plan.Backend, size int) *table {
 		ring = ring[:0] // the best maxRing so far, in order: to sort all would cost more
 		for node := range slots {
 			s := rank(uint32(i), slots[node], open[node], node)
-			if node == 0 || s.open < best.open || s.open == best.open && s.any < best.any {
+			if s.open < best.open || s.open == best.open && s.any < best.any {
 				best = s
 			}
 			at := len(ring)
