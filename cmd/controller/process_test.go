@@ -27,6 +27,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/controller/quarantine"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
@@ -52,8 +53,9 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 		case r.URL.Query().Get("watch") != "":
 			<-r.Context().Done()
 		default:
-			version := r.URL.Query().Get("resourceVersion")
-			age.Store(&version)
+			if version := r.URL.Query().Get("resourceVersion"); r.URL.Query().Get("limit") == "" {
+				age.Store(&version)
+			}
 			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 			_, _ = w.Write(list.Bytes())
 		}
@@ -96,6 +98,9 @@ func TestTheLeaderKeepsTheLastValidDocument(t *testing.T) {
 	client := testapi.New(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
 		Data: map[string]string{"config.yaml": document}})
 	core := informers.NewSharedInformerFactory(client, 0).Core().V1()
+	var err error
+	p.api, err = apiclient.Use(&rest.Config{Host: "http://127.0.0.1:1"})
+	require.NoError(t, err)
 	p.config = kube.NewConfigWatcher(client, kube.ConfigOptions{Namespace: "ls", Name: "lodestone-config", Log: p.log})
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: client, Namespace: "ls", Log: p.log})
 	namespaces, err := kube.NewNamespaces(core.Namespaces())

@@ -101,6 +101,27 @@ func (i *interop) awaitAll(timers Timers) {
 	require.Eventually(i.t, func() bool {
 		return !slices.ContainsFunc(i.others(), func(o Session) bool { return !i.router.up(o.Remote) })
 	}, answerTimeout, 20*time.Millisecond, "the router is up, too")
+	require.Eventually(i.t, func() bool {
+		for _, s := range i.sessions {
+			if !i.agreed(s, timers, true) || !i.agreed(s, timers, false) {
+				return false
+			}
+		}
+		return true
+	}, answerTimeout, 20*time.Millisecond, "no Poll Sequence goes on: until it ends, a detection time may be that of the timers before")
+}
+
+// agreed reports whether the last packet of the router, or of the node, is a periodic one with these timers.
+func (i *interop) agreed(s Session, timers Timers, router bool) bool {
+	packets := i.wire.since(time.Time{}, func(p captured) bool {
+		return p.outgoing == router && (router && p.to.Addr() == local(s) || !router && p.from.Addr() == local(s))
+	})
+	if len(packets) == 0 {
+		return false
+	}
+	last := packets[len(packets)-1]
+	return last.state == Up && !last.poll && !last.final &&
+		last.desiredMinTx == timers.TransmitInterval && last.requiredMinRx == timers.ReceiveInterval
 }
 
 // transitions returns those of all sessions.

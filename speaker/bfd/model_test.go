@@ -13,18 +13,18 @@ import (
 // wire is two machines, a cable between them, and a clock. The cable takes its
 // time, loses packets and can be cut.
 type wire struct {
-	t       *rapid.T
-	random  *rand.Rand
-	now     time.Time
-	ends    [2]*Machine
-	told    [2]State // by the last packet sent; AdminDown: none was
-	polls   [2]int   // that arrived
-	finals  [2]int   // sent
-	changes [2]int   // transitions to Up and from it
-	flying  []flight // by arrival
-	delay   [2]time.Duration
-	loss    float64
-	deaf    [2]bool // nothing that is sent to this end arrives
+	t         *rapid.T
+	random    *rand.Rand
+	now       time.Time
+	ends      [2]*Machine
+	published [2]State // by the last packet sent; AdminDown: none was
+	polls     [2]int   // that arrived
+	finals    [2]int   // sent
+	changes   [2]int   // transitions to Up and from it
+	flying    []flight // by arrival
+	delay     [2]time.Duration
+	loss      float64
+	deaf      [2]bool // nothing that is sent to this end arrives
 }
 
 // flight is a packet on its way to an end.
@@ -115,7 +115,7 @@ func (w *wire) advance(i int) {
 	}
 	// No storm: a packet answers a Poll, tells a new state, or is a periodic one
 	// (section 6.8.7). There are a million packets, so package require is called for none.
-	if !p.final && p.state == w.told[i] {
+	if !p.final && p.state == w.published[i] {
 		least := time.Duration(0.75*float64(min(interval, m.transmitInterval()))) - time.Microsecond
 		if after := w.now.Sub(sentBefore); after < least {
 			w.t.Fatalf("end %d sends %+v %s after the last packet, and may after %s", i, p, after, least)
@@ -124,7 +124,7 @@ func (w *wire) advance(i int) {
 	if w.finals[i] > w.polls[i] {
 		w.t.Fatalf("end %d has sent %d Finals for %d Polls", i, w.finals[i], w.polls[i])
 	}
-	w.told[i] = p.state
+	w.published[i] = p.state
 	if w.deaf[1-i] || w.random.Float64() < w.loss {
 		return
 	}
@@ -214,7 +214,7 @@ func TestModel(t *testing.T) { // not beside those that depend on time
 				i := rapid.IntRange(0, 1).Draw(t, "end")
 				m := w.ends[i]
 				w.ends[i] = NewMachine(m.timers, m.local+2, w.random.Float64, w.now)
-				w.told[i] = AdminDown
+				w.published[i] = AdminDown
 				w.run(settle)
 				w.requireUp("after a restart")
 			},
