@@ -12,8 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// maxAnswer is how much of an API server's answer is read: a refusal, or a list of one object.
-const maxAnswer = 8 << 20
+const (
+	// maxAnswer is how much of an API server's answer is read: a refusal, or a list of one object.
+	maxAnswer = 8 << 20
+	// metadataOnly asks for lists of what all objects have.
+	metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+)
 
 // rewound answers that a version is over if the API server has not reached it: etcd was restored from a backup. Whoever asked
 // forgets the version, and lists anew. The API server itself takes a watch from such a version, and sends nothing until it
@@ -40,11 +44,14 @@ func (t rewound) RoundTrip(r *http.Request) (*http.Response, error) {
 	query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
 	list := r.Clone(r.Context())
 	list.URL.RawQuery = query.Encode()
+	list.Header.Set("Accept", metadataOnly)
 	answer, err := t.ask(list)
 	if err != nil || answer.StatusCode != http.StatusOK {
 		return answer, err
 	}
-	answer.Body.Close()
+	if _, err := read(answer); err != nil {
+		return nil, fmt.Errorf("list before a watch: %w", err)
+	}
 	return t.RoundTripper.RoundTrip(r) //nolint:wrapcheck // as above
 }
 
@@ -83,7 +90,7 @@ func (t rewound) isBehind(r *http.Request) bool {
 	query.Set("limit", "1")
 	list := r.Clone(r.Context())
 	list.URL.RawQuery = query.Encode()
-	list.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
+	list.Header.Set("Accept", metadataOnly)
 	answer, err := t.RoundTripper.RoundTrip(list)
 	if err != nil {
 		return false

@@ -152,7 +152,9 @@ func TestShortcutIsBack(t *testing.T) {
 	w.shortened("n1")
 	n.Run("nft", "delete table netdev lodestone-direct-ip")
 	w.live(all, "the rules are away")
-	w.until(func() bool { return n.director.Status().Shortcuts == 1 }, func() any { return n.log })
+	w.until(func() bool {
+		return n.Command(t.Context(), "nft", "list", "table", "netdev", "lodestone-direct-ip").Run() == nil
+	}, func() any { return n.log })
 	w.shortened("n1")
 	w.live(all, "the rules are back")
 	n.stop()

@@ -313,7 +313,8 @@ func (n *node) hardware(t testing.TB) (mac string) {
 func (w *world) until(so func() bool, instead func() any) {
 	w.t.Helper()
 	pause := 5 * time.Millisecond
-	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(pause) {
+	// On a busy machine a Director looks into conntrack once in a keptInterval.
+	for deadline := time.Now().Add(2 * keptInterval); !so(); time.Sleep(pause) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("it never came to be; there is %+v", instead())
 		}
