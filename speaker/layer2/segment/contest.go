@@ -120,7 +120,7 @@ func (b *beacons) wait(crowd int) time.Duration {
 
 // ask has a speaker asked about a VIP, unless it is being asked already.
 func (m *Machine) ask(p pending) {
-	if _, challenged := p.vip.challenged[p.to]; challenged {
+	if p.vip.challenged[p.to] {
 		return
 	}
 	if p.vip.challenged == nil {
@@ -134,8 +134,8 @@ func (m *Machine) ask(p pending) {
 // reports that somebody repeats that speaker's claims.
 func (m *Machine) askChallenged(p pending) [][]byte {
 	switch v := p.vip; {
-	case p.answered:
-		return nil
+	case v.reason == Yielded && v.by == p.to:
+		return nil // it has answered
 	case p.asked == challenges && v.reason == Yielded:
 		return nil // to a third speaker; the silent one may have yielded to it, too
 	case p.asked == challenges:
@@ -165,9 +165,6 @@ func (c *Config) numbered(v *vip, n seal.Nonce) wire.Statement {
 
 // yield leaves the VIP to another speaker, and polls that speaker from then on.
 func (m *Machine) yield(v *vip, to wire.MAC) {
-	if v.challenged[to] {
-		v.challenged[to] = false
-	}
 	fresh := v.reason != Yielded
 	if v.reason, v.by, v.missed = Yielded, to, 0; !fresh {
 		return

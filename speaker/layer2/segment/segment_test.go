@@ -217,27 +217,6 @@ func TestYieldedToWhoYields(t *testing.T) {
 	}
 }
 
-// A node has asked two speakers in turn whether they have the VIP, and both had it. The first one is not asked again once the
-// second one gives the VIP up: its silence then would be a conflict.
-func TestWhoHasAnsweredIsNotAskedAgain(t *testing.T) {
-	t.Parallel()
-	l := newLAN(3, wire.ARP{})
-	for i, v := range []VIP{{}, {Home: true}, {Home: true}} {
-		l.assign(i, map[netip.Addr]VIP{vipA: v})
-		l.pass(2 * crossing)
-		require.Equal(t, []int{i}, l.answerers(vipA))
-		if i == 1 {
-			l.assign(1, nil)
-		}
-	}
-	l.assign(2, map[netip.Addr]VIP{vipA: {Home: true, Leaving: true}})
-	l.pass(10 * time.Second)
-	require.Equal(t, []int{0}, l.answerers(vipA))
-	for _, n := range l.notes {
-		require.NotEqual(t, Conflict, n.Kind, "%+v", n)
-	}
-}
-
 // A VIP that moves by plan is answered for at every moment, by both nodes for no longer
 // than a frame takes, whoever hears of it first.
 func TestMoveByPlan(t *testing.T) {
