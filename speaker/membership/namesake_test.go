@@ -79,7 +79,8 @@ func TestNameOfASpeakerThatIsNew(t *testing.T) {
 	waitAt(n9, n1, n2)
 	n9.wait("others", func() bool { return len(n9.Speakers()) == 3 })
 	time.Sleep(time.Second)
-	assert.Equal(t, map[string]bool{"n1": false, "n2": false, "n9": true}, n1.Speakers())
+	assert.True(t, n1.Speakers()["n9"])
+	n1.waitFor(map[string]bool{"n1": false, "n2": false, "n9": true}) // on a busy machine n2 may be away for a moment
 }
 
 // Whoever has the key publishes the session of another speaker as its own. The other speakers do not lose each other, and still
