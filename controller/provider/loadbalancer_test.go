@@ -167,6 +167,7 @@ func TestUpstreamDeletionAndRecreation(t *testing.T) {
 	s.has("web", "203.0.113.10"+allocated)
 	s.vanishes("web")
 	s.held(0)
+	time.Sleep(200 * time.Millisecond) // Kubernetes' service controller writes by name, and may be about to
 	s.creates("web", annotated(annotation.Addresses, "203.0.113.11"))
 	s.has("web", "203.0.113.11"+allocated)
 	s.held(1)
