@@ -37,15 +37,7 @@ func (t rewound) RoundTrip(r *http.Request) (*http.Response, error) {
 	if query.Get("watch") == "" || query.Get("sendInitialEvents") != "" {
 		return t.ask(r)
 	}
-	for _, key := range []string{"watch", "allowWatchBookmarks", "timeoutSeconds"} {
-		query.Del(key)
-	}
-	query.Set("limit", "1")
-	query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
-	list := r.Clone(r.Context())
-	list.URL.RawQuery = query.Encode()
-	list.Header.Set("Accept", metadataOnly)
-	answer, err := t.ask(list)
+	answer, err := t.ask(one(r, from))
 	if err != nil || answer.StatusCode != http.StatusOK {
 		return answer, err
 	}
@@ -53,6 +45,23 @@ func (t rewound) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("list before a watch: %w", err)
 	}
 	return t.RoundTripper.RoundTrip(r) //nolint:wrapcheck // as above
+}
+
+// one asks for the metadata of one of the objects that a request is about, not older than from. Empty: as etcd has it now.
+func one(r *http.Request, from string) *http.Request {
+	query := r.URL.Query()
+	for _, key := range []string{"watch", "allowWatchBookmarks", "timeoutSeconds", "resourceVersion", "resourceVersionMatch"} {
+		query.Del(key)
+	}
+	query.Set("limit", "1")
+	if from != "" {
+		query.Set("resourceVersion", from)
+		query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+	}
+	list := r.Clone(r.Context())
+	list.URL.RawQuery = query.Encode()
+	list.Header.Set("Accept", metadataOnly)
+	return list
 }
 
 // ask returns the answer, which is another one if the version is refused.
@@ -83,15 +92,7 @@ func (t rewound) ask(r *http.Request) (*http.Response, error) {
 
 // isBehind reports whether etcd's own version is older than the one that was asked for.
 func (t rewound) isBehind(r *http.Request) bool {
-	query := r.URL.Query()
-	from := query.Get("resourceVersion")
-	query.Del("resourceVersion")
-	query.Del("resourceVersionMatch")
-	query.Set("limit", "1")
-	list := r.Clone(r.Context())
-	list.URL.RawQuery = query.Encode()
-	list.Header.Set("Accept", metadataOnly)
-	answer, err := t.RoundTripper.RoundTrip(list)
+	answer, err := t.RoundTripper.RoundTrip(one(r, ""))
 	if err != nil {
 		return false
 	}
@@ -99,7 +100,7 @@ func (t rewound) isBehind(r *http.Request) bool {
 	if body, err := read(answer); err != nil || answer.StatusCode != http.StatusOK || json.Unmarshal(body, &all) != nil {
 		return false
 	}
-	order, err := resourceversion.CompareResourceVersion(all.ResourceVersion, from)
+	order, err := resourceversion.CompareResourceVersion(all.ResourceVersion, r.URL.Query().Get("resourceVersion"))
 	return err == nil && order < 0
 }
 
