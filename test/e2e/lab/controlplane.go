@@ -142,9 +142,11 @@ func (c *Cluster) startControlPlane(ctx context.Context, p programs) error {
 	return c.startAt(ControlPlane, c.controllerManager(p), c.scheduler(p))
 }
 
+// startAt starts programs of Kubernetes on a host. They collect their garbage seldom: labs share few
+// processors, and have memory.
 func (c *Cluster) startAt(host string, specs ...process.Spec) error {
 	for _, spec := range specs {
-		spec.Namespace = c.Namespace(host)
+		spec.Namespace, spec.Env = c.Namespace(host), []string{"GOGC=400"}
 		if _, err := c.processes.Start(spec); err != nil {
 			return err
 		}

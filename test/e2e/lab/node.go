@@ -74,9 +74,8 @@ func (c *Cluster) startNode(ctx context.Context, node string, p programs, contro
 		return ctx.Err()
 	}
 	for _, spec := range []process.Spec{c.kubelet(node, p), c.kubeProxy(node, p)} {
-		spec.Namespace = c.Namespace(node)
 		spec.Args = append([]string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", runtime.PID)}, spec.Args...)
-		if _, err := c.processes.Start(spec); err != nil {
+		if err := c.startAt(node, spec); err != nil {
 			return err
 		}
 	}

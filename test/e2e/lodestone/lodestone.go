@@ -110,18 +110,20 @@ func (i *Installation) Configure(ctx context.Context, document string) error {
 	})
 }
 
-// Wait polls until check finds nothing wrong, and gives up after Timeout.
+// Wait polls until check finds nothing wrong, and gives up after Timeout. What takes long is looked
+// at less often: the API server's time is what the stories that run side by side share.
 func Wait(ctx context.Context, what string, check func() error) error {
-	deadline := time.Now().Add(Timeout)
+	start := time.Now()
 	for {
 		err := check()
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil || time.Now().After(deadline) {
+		taken := time.Since(start)
+		if ctx.Err() != nil || taken > Timeout {
 			return fmt.Errorf("it never happened that %s: %w", what, err)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(min(max(20*time.Millisecond, taken/10), 250*time.Millisecond))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,6 +47,10 @@ const (
 // the other, by turns in one lab.
 func besideMetalLB(ctx context.Context, installation *lodestone.Installation) error {
 	const turns = 2
+	only, err := regexp.Compile(*cases)
+	if err != nil {
+		return fmt.Errorf("-cases: %w", err)
+	}
 	m, err := metallb.New(ctx, installation.Lab)
 	if err != nil {
 		return err
@@ -57,37 +62,42 @@ func besideMetalLB(ctx context.Context, installation *lodestone.Installation) er
 	for turn := range turns {
 		for _, c := range []*contender{theirs, ours} {
 			began := time.Now()
-			if err := c.turn(ctx); err != nil {
+			if err := c.turn(ctx, only); err != nil {
 				return fmt.Errorf("turn %d, of %s: %w", turn+1, c.name, err)
 			}
 			fmt.Fprintf(os.Stderr, "turn %d, of %s, took %s; so far:\n", turn+1, c.name, time.Since(began).Round(time.Second))
 			for _, f := range figures {
-				fmt.Fprintf(os.Stderr, "  %s %s\n", f.name, f.of(c))
+				if only.MatchString(f.part) {
+					fmt.Fprintf(os.Stderr, "  %s %s\n", f.name, f.of(c))
+				}
 			}
 		}
 	}
 	for _, f := range figures {
+		if !only.MatchString(f.part) {
+			continue
+		}
 		result("metallb", "case=%s metallb=%s lodestone=%s", f.name, f.of(theirs), f.of(ours))
 	}
 	return installation.Lab.Install(ctx) // as it was
 }
 
-// figures are what is reported.
+// figures are what is reported, and in which part of a turn it is measured.
 var figures = []struct {
-	name string
-	of   func(c *contender) string
+	part, name string
+	of         func(c *contender) string
 }{
-	{"node_loss_p50_ms", func(c *contender) string { return milliseconds(c.outages, 0.5) }},
-	{"node_loss_max_ms", func(c *contender) string { return milliseconds(c.outages, 1) }},
-	{"label_lost_probes", func(c *contender) string { return c.moved.String() }},
-	{"rolling_restart_lost_probes", func(c *contender) string { return c.updated.String() }},
-	{"burst_500_p50_ms", func(c *contender) string { return milliseconds(c.waits, 0.5) }},
-	{"burst_500_p99_ms", func(c *contender) string { return milliseconds(c.waits, 0.99) }},
-	{"controller_mb", func(c *contender) string { return fmt.Sprintf("%.0f", c.controllerMB) }},
-	{"idle_speaker_percent", func(c *contender) string {
+	{"traffic", "node_loss_p50_ms", func(c *contender) string { return milliseconds(c.outages, 0.5) }},
+	{"traffic", "node_loss_max_ms", func(c *contender) string { return milliseconds(c.outages, 1) }},
+	{"traffic", "label_lost_probes", func(c *contender) string { return c.moved.String() }},
+	{"traffic", "rolling_restart_lost_probes", func(c *contender) string { return c.updated.String() }},
+	{"services", "burst_500_p50_ms", func(c *contender) string { return milliseconds(c.waits, 0.5) }},
+	{"services", "burst_500_p99_ms", func(c *contender) string { return milliseconds(c.waits, 0.99) }},
+	{"services", "controller_mb", func(c *contender) string { return fmt.Sprintf("%.0f", c.controllerMB) }},
+	{"idle", "idle_speaker_percent", func(c *contender) string {
 		return fmt.Sprintf("%.2f", 100*quantile(c.idle, 0.5).Seconds()/idleTime.Seconds())
 	}},
-	{"speaker_mb", func(c *contender) string { return fmt.Sprintf("%.0f", c.speakersMB) }},
+	{"services", "speaker_mb", func(c *contender) string { return fmt.Sprintf("%.0f", c.speakersMB) }},
 }
 
 func milliseconds(values []time.Duration, q float64) string {
@@ -158,16 +168,24 @@ func lodestoneContender(installation *lodestone.Installation) *contender {
 	}
 }
 
-// turn measures everything once.
-func (c *contender) turn(ctx context.Context) (err error) {
+// turn measures once what is wanted.
+func (c *contender) turn(ctx context.Context, only *regexp.Regexp) (err error) {
 	if err := c.install(ctx); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.remove(context.WithoutCancel(ctx))) }()
-	if err := c.traffic(ctx); err != nil {
-		return err
+	for _, part := range []struct {
+		name    string
+		measure func(context.Context) error
+	}{{"traffic", c.traffic}, {"idle", c.rest}, {"services", c.services}} {
+		if !only.MatchString(part.name) {
+			continue
+		}
+		if err := part.measure(ctx); err != nil {
+			return err
+		}
 	}
-	return errors.Join(c.rest(ctx), c.services(ctx))
+	return nil
 }
 
 // traffic measures what a client of one Service sees.
