@@ -196,15 +196,19 @@ func (i *Installation) replaceSpeakers(ctx context.Context, replace func(old []c
 	if err != nil {
 		return err
 	}
-	gone := map[string]bool{}
+	gone, count := map[string]bool{}, 0
 	for _, pod := range old {
 		gone[pod.Name] = true
+		// Kubernetes keeps the pod of a Node object that is deleted for a while, and no other comes in its place.
+		if pod.DeletionTimestamp == nil && slices.Contains(i.Lab.Nodes(), pod.Spec.NodeName) {
+			count++
+		}
 	}
 	if err := replace(old); err != nil {
 		return fmt.Errorf("replace the speakers: %w", err)
 	}
-	for want := range len(old) { // they may come one after the other
-		err := Wait(ctx, fmt.Sprintf("%d of %d speakers are new ones and ready", want+1, len(old)), func() error {
+	for want := range count { // they may come one after the other
+		err := Wait(ctx, fmt.Sprintf("%d of %d speakers are new ones and ready", want+1, count), func() error {
 			pods, err := i.Pods(ctx, "speaker")
 			if err != nil {
 				return err

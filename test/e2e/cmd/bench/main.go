@@ -69,7 +69,8 @@ var benchmarks = []benchmark{
 var (
 	minutes = flag.Int("minutes", 0, "how long l2_false_failover takes, and each case of l2_loss and bfd_timing; 0: 10, 1 and 1")
 	cases   = flag.String("cases", "", "which cases of bfd_timing, as go test -bench takes them: peer=frr///interval_ms=50; "+
-		"of direct_move, direct_members, bgp_node_loss and metallb (traffic, idle, services), as a regular expression: forwarding=direct.*partition")
+		"of direct_move, direct_members, bgp_node_loss and metallb (traffic, idle, services), as a regular expression: "+
+		"forwarding=direct.*partition")
 )
 
 // result prints one benchmark's line.
