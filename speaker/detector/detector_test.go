@@ -6,12 +6,15 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
@@ -182,6 +185,41 @@ func TestPacketsHaveTheTimeOfTheirArrival(t *testing.T) {
 	assert.WithinDuration(t, sent, s.beats.arrival(0, now), 50*time.Millisecond)
 	s.beats.before = s.beats.wall.Add(-10 * time.Millisecond)
 	assert.Equal(t, now.Add(-10*time.Millisecond), s.beats.arrival(0, now), "older than the read before")
+}
+
+// A kernel before 5.1 stamps packets, too. A filter of system calls stands in for one, on a thread that ends with the test.
+func TestKernelsWithoutTheNewStamps(t *testing.T) {
+	const nr, option = 0, 32 // in struct seccomp_data: the system call, and the lower half of its third argument
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: nr},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_SETSOCKOPT, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: option},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SO_TIMESTAMPNS_NEW, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOPROTOOPT)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	memberlist, err := shared(netip.MustParseAddrPort("127.0.0.1:0"))
+	require.NoError(t, err)
+	defer memberlist.Close()
+	at := memberlist.LocalAddr().(*net.UDPAddr).AddrPort()
+	var s *sockets
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		assert.NoError(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		assert.NoError(t, unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0))
+		s, err = listen(at)
+	}()
+	<-done
+	require.NoError(t, err)
+	defer s.close()
+	sent := time.Now()
+	s.send(at, []byte("LoB1"))
+	time.Sleep(100 * time.Millisecond)
+	require.Equal(t, 1, s.beats.read())
+	assert.WithinDuration(t, sent, s.beats.arrival(0, time.Now()), 50*time.Millisecond)
 }
 
 // Nothing is allocated for a packet that is read.

@@ -2,6 +2,7 @@ package detector
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -98,7 +99,7 @@ func (s *socket) open(at netip.AddrPort) error {
 	}
 	for option, value := range map[int]int{unix.SO_REUSEPORT: 1, unix.SO_TIMESTAMPNS_NEW: 1, unix.SO_RCVBUF: receiveBuffer} {
 		if err == nil {
-			err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, value))
+			err = set(fd, option, value)
 		}
 	}
 	if err == nil && family == unix.AF_INET6 { // as Go's sockets: sockets that share a port must be alike
@@ -113,6 +114,15 @@ func (s *socket) open(at netip.AddrPort) error {
 	}
 	s.prepare(fd)
 	return nil
+}
+
+// set sets an option of a socket. Kernels before 5.1 stamp packets by another one, in the same form if they have 64 bits.
+func set(fd, option, value int) error {
+	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, value)
+	if option == unix.SO_TIMESTAMPNS_NEW && errors.Is(err, unix.ENOPROTOOPT) {
+		return set(fd, unix.SO_TIMESTAMPNS_OLD, value)
+	}
+	return os.NewSyscallError("setsockopt", err)
 }
 
 // zone returns the index of the interface of a link-local address.

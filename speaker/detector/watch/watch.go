@@ -5,7 +5,7 @@
 //
 //	watch.go    Machine: its events and effects; heartbeats
 //	members.go  the members, and who watches whom
-//	doubt.go    from silence to a verdict
+//	verdict.go  from silence to a verdict
 //	late.go     how late a speaker's own loop was
 //	status.go   what a machine knows, for people
 //	packet.go   what speakers send to each other, and the seal on it
