@@ -43,7 +43,7 @@ var mayImport = []struct {
 	{"controller/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
 	{"pkg/annotation", []string{"pkg/config"},
 		"names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
-	{"pkg/apiclient", nil, "it knows connections, and nothing of what goes over them"},
+	{"pkg/apiclient", []string{"pkg/notify"}, "it knows connections, and nothing of what goes over them"},
 	{"pkg/buildinfo", nil, "every binary links it"},
 	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/notify", "pkg/objects", "pkg/report"},
 		"the controller and the CLI come to the same facts, and the speaker links them"},

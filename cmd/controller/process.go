@@ -208,20 +208,24 @@ func (p *process) startServices() {
 
 // startLeading starts what the leader alone does.
 func (p *process) startLeading() {
+	p.endAfterARestore()
 	p.start(p.services.Run)
 	p.start(p.config.Keep)
 	p.start(p.poolStatus.Run)
-	p.start(p.endAfterARestore)
 }
 
-// endAfterARestore stops the process when etcd was restored from a backup: the next leader reads what each Service has had
-// then, as after any start, while this one would take Services that are back for new ones.
-func (p *process) endAfterARestore(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-	case <-p.api.Rewound():
-		p.log.Error("etcd has an older version than before: it was restored from a backup. This replica ends, and the next leader reads all anew")
-		p.stop()
-	}
-	return nil
+// endAfterARestore has the process stop when etcd is restored from a backup from now on: the next leader reads what each Service
+// has had then, as after any start, while this one would take Services that are back for new ones.
+func (p *process) endAfterARestore() {
+	restored := p.api.Rewound()
+	p.start(func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+		case <-restored:
+			p.log.Error("etcd has an older version than before: it was restored from a backup. " +
+				"This replica ends, and the next leader reads all anew")
+			p.stop()
+		}
+		return nil
+	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -12,10 +13,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -116,4 +119,45 @@ func TestTheLeaderKeepsTheLastValidDocument(t *testing.T) {
 		kept, err := client.CoreV1().ConfigMaps("ls").Get(t.Context(), "lodestone-config-last-valid", metav1.GetOptions{})
 		return err == nil && kept.Data["config.yaml"] == document
 	}, 20*time.Second, time.Millisecond)
+}
+
+// A leader ends when etcd is restored from a backup, as it would take Services that are back for new ones. It does not if that
+// was before it led, which its dashboard may have found out.
+func TestALeaderEndsAfterARestore(t *testing.T) {
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Query().Get("resourceVersion") == "" {
+			_, _ = io.WriteString(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"50"}}`)
+			return
+		}
+		w.WriteHeader(http.StatusGatewayTimeout)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}}`)
+	}))
+	t.Cleanup(api.Close)
+	settings := &rest.Config{Host: api.URL}
+	transport, err := apiclient.Use(settings)
+	require.NoError(t, err)
+	client, err := kubernetes.NewForConfig(settings)
+	require.NoError(t, err)
+	restore := func() {
+		_, err := client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{ResourceVersion: "100"})
+		require.True(t, apierrors.IsResourceExpired(err), err)
+	}
+	lead := func() *process {
+		p := newProcess(t.Context())
+		p.api, p.log = transport, slog.New(slog.DiscardHandler)
+		p.endAfterARestore()
+		return p
+	}
+	restore()
+	for range 20 {
+		p := lead()
+		p.cancel()
+		require.NoError(t, p.tasks.Wait())
+		require.NoError(t, p.stopped.Err())
+	}
+	p := lead()
+	restore()
+	<-p.stopped.Done()
+	require.NoError(t, p.tasks.Wait())
 }

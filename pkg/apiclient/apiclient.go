@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 const (
@@ -53,9 +55,7 @@ type Transport struct {
 	config *rest.Config // as it was given
 	http   *http.Transport
 
-	// rewound is closed by detected.
-	rewound  chan struct{}
-	detected func()
+	rewound notify.Signal // see Rewound
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // that are open
@@ -75,7 +75,7 @@ func Use(config *rest.Config) (*Transport, error) {
 		return nil, fmt.Errorf("read address of the API server %q: %w", config.Host, err)
 	}
 	config.Host = base.String() // its scheme depends on the settings of TLS
-	config.Transport, config.TLSClientConfig = rewound{t.http, t.detected}, rest.TLSClientConfig{}
+	config.Transport, config.TLSClientConfig = rewound{t.http, t.rewound.Notify}, rest.TLSClientConfig{}
 	return t, nil
 }
 
@@ -88,8 +88,7 @@ func newTransport(config *rest.Config) (*Transport, error) {
 	if config.Proxy != nil {
 		proxy = config.Proxy
 	}
-	t := &Transport{config: config, conns: map[net.Conn]struct{}{}, rewound: make(chan struct{})}
-	t.detected = sync.OnceFunc(func() { close(t.rewound) })
+	t := &Transport{config: config, conns: map[net.Conn]struct{}{}}
 	t.http = &http.Transport{
 		Proxy: proxy, DialContext: t.dial, DialTLSContext: t.dialTLS,
 		TLSClientConfig: settings, TLSHandshakeTimeout: attemptTimeout, // of connections by way of a proxy
@@ -99,8 +98,9 @@ func newTransport(config *rest.Config) (*Transport, error) {
 	return t, nil
 }
 
-// Rewound is closed once etcd has an older version than before, because it was restored from a backup.
-func (t *Transport) Rewound() <-chan struct{} { return t.rewound }
+// Rewound returns a channel that is closed when etcd is found, from now on, to have an older version than before, because it was
+// restored from a backup.
+func (t *Transport) Rewound() <-chan struct{} { return t.rewound.Next() }
 
 // Ask returns nil if an API server answers over the connections that all requests use. Any
 // answer counts.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,11 +48,17 @@ func (t rewound) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.RoundTripper.RoundTrip(r) //nolint:wrapcheck // as above
 }
 
-// one asks for the metadata of one of the objects that a request is about, not older than from. Empty: as etcd has it now.
+// one asks for the metadata of one object of the kind that a request is about, not older than from. Empty: as etcd has it now.
+// The selectors of the request do not count: an older API server would read in etcd until it finds an object that they select, and
+// there may be none. A name does, as whoever asks may have a right to that object alone.
 func one(r *http.Request, from string) *http.Request {
 	query := r.URL.Query()
-	for _, key := range []string{"watch", "allowWatchBookmarks", "timeoutSeconds", "resourceVersion", "resourceVersionMatch"} {
+	for _, key := range []string{"watch", "allowWatchBookmarks", "timeoutSeconds", "resourceVersion", "resourceVersionMatch",
+		"labelSelector"} {
 		query.Del(key)
+	}
+	if !strings.HasPrefix(query.Get("fieldSelector"), metav1.ObjectNameField+"=") {
+		query.Del("fieldSelector")
 	}
 	query.Set("limit", "1")
 	if from != "" {

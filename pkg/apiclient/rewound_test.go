@@ -106,10 +106,11 @@ func TestWatchesAfterARestore(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond) // client-go lists anew what it has watched for less than a second
 		server.CloseClientConnections()
 	}
+	restored := transport.Rewound()
 	disconnect()
 	knows("100", 2)
 	select {
-	case <-transport.Rewound():
+	case <-restored:
 		require.Fail(t, "nothing has changed")
 	default:
 	}
@@ -118,8 +119,41 @@ func TestWatchesAfterARestore(t *testing.T) {
 	s.mu.Unlock()
 	disconnect()
 	knows("50", 3)
-	<-transport.Rewound()
+	<-restored
+	select {
+	case <-transport.Rewound():
+		require.Fail(t, "nothing has changed since")
+	default:
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	assert.Equal(t, map[string]int{"100": 2, "50": 1}, s.asked)
+}
+
+// roundTrip is an http.RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// An API server finds the one object of the list before a watch at once, also if the watch selects none of thousands. Whoever
+// has the right to one name keeps to that.
+func TestTheListBeforeAWatchSelectsNothing(t *testing.T) {
+	t.Parallel()
+	for asked, listed := range map[string]string{
+		"fieldSelector=spec.type%3DLoadBalancer&labelSelector=app%3Dweb": "",
+		"fieldSelector=metadata.name%3Dweb":                              "fieldSelector=metadata.name%3Dweb&",
+	} {
+		var queries []string
+		through := rewound{RoundTripper: roundTrip(func(r *http.Request) (*http.Response, error) {
+			queries = append(queries, r.URL.RawQuery)
+			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+		})}
+		watch := asked + "&resourceVersion=100&watch=true"
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api/api/v1/services?"+watch, nil)
+		require.NoError(t, err)
+		answer, err := through.RoundTrip(r)
+		require.NoError(t, err)
+		answer.Body.Close()
+		assert.Equal(t, []string{listed + "limit=1&resourceVersion=100&resourceVersionMatch=NotOlderThan", watch}, queries)
+	}
 }
