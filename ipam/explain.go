@@ -135,27 +135,6 @@ func (a *addresses) describeFree(w *wording, s *space) {
 	w.endAsides()
 }
 
-// refuseQuota refuses an address of a space of which the namespace has enough.
-func (p *plan) refuseQuota(s *space) *Refusal {
-	var w wording
-	p.describeQuota(&w, s)
-	return w.refuse(QuotaExceeded, s.name())
-}
-
-// describeQuota writes what the namespace has of its quota.
-func (p *plan) describeQuota(w *wording, s *space) {
-	waiting := s.usages[p.me.namespace].quarantined
-	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
-	w.counts = true
-	defer func() { w.counts = false }()
-	w.add("namespace %q holds %d of its %d %s addresses of pool %q",
-		p.me.namespace, p.used(s)-waiting, s.pool.NamespaceQuota, s.family, s.name())
-	if waiting > 0 {
-		w.aside("%d in quarantine after their last use, which count, too", waiting)
-	}
-	w.endAsides()
-}
-
 // refuseReserved refuses an address that is reserved for another Service.
 func (req *request) refuseReserved(addr netip.Addr) *Refusal {
 	return refuse(AddressReserved, req.pools.spaceOf(addr).name(), "%s is reserved for %s", addr, req.reservations.apart[addr].service)

@@ -45,7 +45,8 @@
 //	exact.go         the addresses that a Service names or has reserved
 //	rejoin.go        the address that it shares, or had before
 //	explain.go       why it gets none, in words
-//	plan.go          the plan: what is picked, and what quotas leave
+//	plan.go          the plan: what is picked
+//	quota.go         how much of a pool a namespace uses, and may use
 //	request.go       Request: what a Service asks for, and which pools are open to it
 //
 // What the Allocator knows:
@@ -54,7 +55,7 @@
 //	quarantine.go    which addresses are in quarantine, and until when
 //	holdings.go      who holds what, and under which sharing key
 //	reservations.go  which addresses nobody draws
-//	pools.go         Setup: the pools, their free addresses and the use of quotas
+//	pools.go         Setup: the pools and their free addresses
 //
 // What these are made of:
 //

@@ -2,7 +2,6 @@ package ipam
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -79,48 +78,4 @@ func (p *plan) exhausts(s *space) bool {
 		}
 	}
 	return s.free.empty() || drawn > 0 && s.freeSize() <= float64(drawn)
-}
-
-// fills reports whether the quota of the namespace has no room for an address of the space:
-// the one of a holding, one in quarantine, or a free one. An address that counts for the
-// namespace already always fits.
-func (p *plan) fills(s *space, g *holding, r *quarantined) bool {
-	if s.usages == nil || g != nil && (g.inhabited(p.me.namespace, p.holder) || p.holds(g) && p.wants(g)) {
-		return false
-	}
-	used := p.used(s)
-	if r != nil && namespaceOf(r.name) == p.me.namespace {
-		used-- // it counts already
-	}
-	return used >= s.pool.NamespaceQuota
-}
-
-// used returns how many addresses of the space the namespace uses after the plan. These are
-// the ones that it holds and the ones in quarantine, without those that the plan gives back,
-// and with those that it takes.
-func (p *plan) used(s *space) int {
-	now := s.usages[p.me.namespace]
-	used := now.held + now.quarantined
-	if p.holder != nil {
-		for _, g := range p.holder.holdings {
-			if g.space == s && !p.wants(g) && !g.inhabited(p.me.namespace, p.holder) {
-				used--
-			}
-		}
-	}
-	for _, k := range p.picks {
-		switch {
-		case k.space != s, k.holding != nil && k.holding.inhabited(p.me.namespace, nil):
-		case k.holding == nil && p.quarantine.at[k.addr] != nil: // it counts already
-		default:
-			used++
-		}
-	}
-	return used
-}
-
-// wants reports whether the plan keeps the holding.
-func (p *plan) wants(g *holding) bool {
-	return slices.Contains(p.wishes[0], g.addr) || slices.Contains(p.wishes[1], g.addr) ||
-		slices.ContainsFunc(p.picks, func(k pick) bool { return k.kept && k.holding == g })
 }

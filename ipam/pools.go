@@ -87,14 +87,6 @@ type segment struct {
 	space    *space
 }
 
-// usages is what counts for the quota of each namespace, nil without a quota.
-type usages map[string]usage
-
-// usage counts the addresses that the Services of a namespace hold, and those in
-// quarantine after their last use by one of them. A namespace could otherwise take
-// one address after the other, and give each back.
-type usage struct{ held, quarantined int }
-
 // set replaces the pools and what is forbidden. The spaces that a changed pool no
 // longer has belong to no pool then.
 func (ps *pools) set(setup Setup) {
@@ -248,18 +240,6 @@ func (s *space) put(addr netip.Addr) {
 // freeSize is how many addresses can be given now.
 func (s *space) freeSize() float64 {
 	return s.size - float64(s.assigned+s.quarantined+s.conflicted+s.reserved)
-}
-
-// add counts for the quota of a namespace, if there is a quota.
-func (us usages) add(namespace string, change usage) {
-	if us == nil {
-		return
-	}
-	u := us[namespace]
-	u.held, u.quarantined = u.held+change.held, u.quarantined+change.quarantined
-	if us[namespace] = u; u == (usage{}) {
-		delete(us, namespace)
-	}
 }
 
 // stats returns the counters of the space.
