@@ -377,38 +377,41 @@ func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr
 
 // wanted sets the responders that VIPs and interfaces demand, with their VIPs.
 func (a *Announcer) wanted(interfaces []netstate.Interface) {
-	want, unfit := map[responderKey]map[netip.Addr]segment.VIP{}, map[responderKey]error{}
+	before := a.unfit
+	a.want, a.unfit = map[responderKey]map[netip.Addr]segment.VIP{}, map[responderKey]error{}
 	for _, g := range a.groups {
 		segments := Segments(interfaces, g.interfaces)
 		for _, i := range interfaces {
 			ip := speaks(i, interfaces)
-			key := responderKey{g.protocol, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index, 0}
-			if g.protocol == (wire.NDP{}) {
-				key.shrunk = ip.Shrunk
-			}
-			if !suitable(i, key.enslaved(), g.interfaces) {
+			if !suitable(i, ip.Index != i.Index, g.interfaces) {
 				continue
 			}
-			vips := g.on(segments, i.Name, ip.Name)
-			if len(vips) == 0 {
-				continue
-			}
-			if err := fit(g.protocol, ip); err != nil {
-				unfit[key] = err
-				if a.unfit[key] == nil {
-					a.log.Warn("interface cannot announce", "interface", i.Name, "family", g.protocol.Family(), "err", err)
-				}
-			}
-			if want[key] == nil {
-				want[key] = vips // shared, never modified
-			} else {
-				both := maps.Clone(want[key])
-				maps.Copy(both, vips)
-				want[key] = both
+			if vips := g.on(segments, i.Name, ip.Name); len(vips) > 0 {
+				a.demand(g.protocol, i, ip, vips)
 			}
 		}
 	}
-	a.want, a.unfit = want, unfit
+	for key, err := range a.unfit {
+		if before[key] == nil {
+			a.log.Warn("interface cannot announce", "interface", key.name, "family", key.protocol.Family(), "err", err)
+		}
+	}
+}
+
+// demand adds a responder for these VIPs on an interface. ip is the one that has its IP addresses.
+func (a *Announcer) demand(p wire.Protocol, i, ip netstate.Interface, vips map[netip.Addr]segment.VIP) {
+	key := responderKey{p, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index, 0}
+	if p == (wire.NDP{}) {
+		key.shrunk = ip.Shrunk
+	}
+	if err := fit(p, ip); err != nil {
+		a.unfit[key] = err
+	}
+	if others := a.want[key]; others != nil { // shared, never modified
+		vips = maps.Clone(vips)
+		maps.Copy(vips, others)
+	}
+	a.want[key] = vips
 }
 
 // fail records that a responder failed after it had worked for lived, and when to open it again.
