@@ -167,24 +167,29 @@ func (f Facts) speaks4() bool {
 func ipForward(c *Cluster) (all []Finding) {
 	v6 := slices.ContainsFunc(c.VIPs, func(v VIP) bool { return v.Addr.Is6() })
 	for name, f := range c.nodes() {
-		switch value, known := f.Sysctls[SysctlForward4]; {
-		case !f.speaks4():
-		case !known:
-			all = append(all, f.unread(SysctlForward4))
-		case value == 0:
-			all = append(all, found(Error, name, set(SysctlForward4, 1), "%s is 0: packets to VIPs are not forwarded to pods", SysctlForward4))
-		default:
-			for _, i := range c.interfaces(name) {
-				if value, known := f.Sysctls[Sysctl(i, "forwarding")]; known && value == 0 {
-					all = append(all, found(Error, name, set(Sysctl(i, "forwarding"), 1),
-						"%s is 0: packets to VIPs that come in there are not forwarded to pods", Sysctl(i, "forwarding")))
-				}
-			}
+		if f.speaks4() {
+			all = append(all, f.forwards(name, SysctlForward4, "packets to VIPs", c.interfaces(name))...)
 		}
-		if value, known := f.Sysctls[SysctlForward6]; v6 && known && value == 0 {
-			all = append(all, found(Error, name, set(SysctlForward6, 1), "%s is 0: packets to IPv6 VIPs are not forwarded to pods", SysctlForward6))
-		} else if v6 && !known {
-			all = append(all, f.unread(SysctlForward6))
+		if v6 {
+			all = append(all, f.forwards(name, SysctlForward6, "packets to IPv6 VIPs", nil)...)
+		}
+	}
+	return all
+}
+
+// forwards checks that the node forwards what is for VIPs: in general, and if so, on these interfaces.
+func (f Facts) forwards(name, sysctl, what string, interfaces []string) (all []Finding) {
+	value, known := f.Sysctls[sysctl]
+	if !known {
+		return []Finding{f.unread(sysctl)}
+	}
+	if value == 0 {
+		return []Finding{found(Error, name, set(sysctl, 1), "%s is 0: %s are not forwarded to pods", sysctl, what)}
+	}
+	for _, i := range interfaces {
+		if value, known := f.Sysctls[Sysctl(i, "forwarding")]; known && value == 0 {
+			all = append(all, found(Error, name, set(Sysctl(i, "forwarding"), 1),
+				"%s is 0: %s that come in there are not forwarded to pods", Sysctl(i, "forwarding"), what))
 		}
 	}
 	return all

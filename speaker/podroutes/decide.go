@@ -140,15 +140,10 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 	down := ""
 	for _, i := range interfaces {
 		for _, a := range i.Addrs {
+			if p := clash(prefix, route, a.Addr(), i.Name); p != (problem{}) {
+				return target{}, p
+			}
 			switch {
-			case a.Addr() == route.Via:
-				return target{}, problem{NextHopIsSelf,
-					fmt.Sprintf("node %s says that it has the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node,
-						route.Via, i.Name)}
-			case prefix.Contains(a.Addr()):
-				return target{}, problem{CIDROfSegment,
-					fmt.Sprintf("the pod CIDR %s of node %s contains this node's address %s on %s: their networks must not overlap", prefix, route.Node,
-						a.Addr(), i.Name)}
 			case !a.Contains(route.Via) || i.Loopback:
 			case !i.Up:
 				down = i.Name
@@ -169,6 +164,21 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 				subnet, to.name)}
 	}
 	return to, problem{}
+}
+
+// clash returns the problem if this node's address is the next hop, or in the pod CIDR.
+func clash(prefix netip.Prefix, route plan.PodRoute, own netip.Addr, on string) problem {
+	switch {
+	case own == route.Via:
+		return problem{NextHopIsSelf,
+			fmt.Sprintf("node %s says that it has the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node,
+				route.Via, on)}
+	case prefix.Contains(own):
+		return problem{CIDROfSegment,
+			fmt.Sprintf("the pod CIDR %s of node %s contains this node's address %s on %s: their networks must not overlap", prefix, route.Node,
+				own, on)}
+	}
+	return problem{}
 }
 
 // describe describes a route for people.
