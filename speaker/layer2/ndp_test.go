@@ -365,7 +365,9 @@ func TestNoLinkLocalAddress(t *testing.T) {
 	both := []netip.Prefix{global, linkLocal}
 	bare := with(eth(1, "eth0"), nil, nil)
 	inWorld(t, func(t *testing.T, w *world) {
-		w.set(everywhere(vip6, vipA))
+		want := everywhere(vip6, vipA)
+		want[vip6.Next()] = plan.Layer2{AnySegment: true}
+		w.set(want)
 		for _, step := range []struct {
 			what   string
 			i      netstate.Interface
@@ -381,7 +383,7 @@ func TestNoLinkLocalAddress(t *testing.T) {
 			w.after(time.Minute)
 			w.become(step.i)
 			s := w.Status()
-			require.Len(t, s.VIPs, 2)
+			require.Len(t, s.VIPs, 3)
 			assert.Equal(t, []string{"eth0"}, s.VIPs[0].Interfaces, step.what)
 			announced := slices.ContainsFunc(w.take(), func(f frame) bool { return f.on == "eth0 IPv6" })
 			if step.status == "" {
