@@ -20,8 +20,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
-// Pods are the pods of one component: "controller" or "speaker". Pods of nodes
-// that exist in the API only are left out.
+// Pods are the pods of one component, "controller" or "speaker", that are on a node. Those for
+// nodes that exist in the API alone, which a scheduler may not have seen yet, are left out.
 func (i *Installation) Pods(ctx context.Context, component string) ([]corev1.Pod, error) {
 	list, err := i.Kube.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/component=" + component,
@@ -30,7 +30,7 @@ func (i *Installation) Pods(ctx context.Context, component string) ([]corev1.Pod
 		return nil, fmt.Errorf("list pods of the %s: %w", component, err)
 	}
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool {
-		return pod.Spec.NodeName != "" && !slices.Contains(i.Lab.Nodes(), pod.Spec.NodeName)
+		return !slices.Contains(i.Lab.Nodes(), pod.Spec.NodeName)
 	}), nil
 }
 
@@ -196,19 +196,16 @@ func (i *Installation) replaceSpeakers(ctx context.Context, replace func(old []c
 	if err != nil {
 		return err
 	}
-	gone, count := map[string]bool{}, 0
+	gone := map[string]bool{} // one that ends already may be there beside its successor
 	for _, pod := range old {
 		gone[pod.Name] = true
-		// Kubernetes keeps the pod of a Node object that is deleted for a while, and no other comes in its place.
-		if pod.DeletionTimestamp == nil && slices.Contains(i.Lab.Nodes(), pod.Spec.NodeName) {
-			count++
-		}
 	}
 	if err := replace(old); err != nil {
 		return fmt.Errorf("replace the speakers: %w", err)
 	}
-	for want := range count { // they may come one after the other
-		err := Wait(ctx, fmt.Sprintf("%d of %d speakers are new ones and ready", want+1, count), func() error {
+	nodes := len(i.Lab.Nodes())
+	for want := range nodes { // they may come one after the other
+		err := Wait(ctx, fmt.Sprintf("%d of %d speakers are new ones and ready", want+1, nodes), func() error {
 			pods, err := i.Pods(ctx, "speaker")
 			if err != nil {
 				return err
