@@ -26,7 +26,7 @@ type stage struct {
 	exchange func([]byte) []frame
 }
 
-// answers tells who is answered what.
+// answers checks the answer to each request.
 func answers(t *testing.T, s stage) {
 	request := func(to mac, sender, target netip.Addr) []byte {
 		return arpFrame(arppacket.OperationRequest, to, s.client, sender, mac{}, target)
@@ -102,7 +102,7 @@ func TestAnswersSimulated(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// FuzzARP feeds whatever may come in from the wire, past any kernel filter.
+// FuzzARP feeds frames as they may arrive past any kernel filter.
 func FuzzARP(f *testing.F) {
 	good := ask(vipA, clientIP, broadcast)
 	for n := range good {
@@ -135,8 +135,7 @@ func FuzzARP(f *testing.F) {
 	})
 }
 
-// BenchmarkAnswer is the way of a request through the announcer, without the
-// kernel.
+// BenchmarkAnswer measures the answer to a request, without the kernel.
 func BenchmarkAnswer(b *testing.B) {
 	w, stop := newWorld(b, nil, eth(1, "eth0"))
 	defer stop()
@@ -170,7 +169,7 @@ func BenchmarkAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkSet is Set with 5,000 VIPs, when nothing and when one changed.
+// BenchmarkSet measures Set with 5,000 VIPs, when none and when one has changed.
 func BenchmarkSet(b *testing.B) {
 	w, stop := newWorld(b, func(o *Options) { o.Log = slog.New(slog.DiscardHandler) }, eth(1, "eth0"))
 	defer stop()

@@ -40,7 +40,7 @@ func newAsker(b *testing.B, announced bool) *asker {
 		}
 		n := startNode(b, s.Hosts[0], nil)
 		n.set(want)
-		time.Sleep(segment.Schedule[len(segment.Schedule)-1] + time.Second) // all is told
+		time.Sleep(segment.Schedule[len(segment.Schedule)-1] + time.Second) // all is announced
 	}
 	return &asker{
 		b: b, conn: listenOn(b, s.Hosts[1], unix.ETH_P_ARP, nil), mac: macOf(b, s.Hosts[1], "eth0"),
@@ -120,9 +120,9 @@ func BenchmarkARPRate(b *testing.B) {
 	}
 }
 
-// BenchmarkARPOfOthers has the segment ask 10,000 times a second for addresses
-// that are not ours, for one second per operation, and tells the CPU time that
-// the speaker on it costs: that of the process, less that of asking alone.
+// BenchmarkARPOfOthers sends 10,000 requests a second for addresses that the speaker
+// does not own, for one second per operation. It reports the CPU time of the speaker:
+// that of the process, less that of the requests alone.
 func BenchmarkARPOfOthers(b *testing.B) {
 	const perSecond = 10_000
 	cost := map[bool]float64{} // percent of a CPU

@@ -93,8 +93,8 @@ func (c *conflicts) clear(vip netip.Addr) {
 	}
 }
 
-// end is called when the VIP leaves this node. A speaker of this cluster that has claimed it, and did not answer, is no
-// other machine for its next owner, which may be that one.
+// end is called when the VIP leaves this node. A conflict with a silent speaker of this cluster is forgotten: that speaker
+// may be the next owner.
 func (c *conflicts) end(vip netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

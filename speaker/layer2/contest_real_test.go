@@ -18,7 +18,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// answerers asks until it has several answers, and returns who answers, each once.
+// answerers asks until it has several answers, and returns their senders, each once.
 func answerers(t *testing.T, from *testnet.Host, vip netip.Addr) []string {
 	t.Helper()
 	all := arping(t, from, vip, "-c", "30", "-C", "3")
@@ -70,7 +70,7 @@ func TestSplitBrainReal(t *testing.T) {
 }
 
 // A host on the segment records what a speaker announces, and repeats it when another
-// one has the VIP. That one goes on to answer, and reports a conflict.
+// speaker has the VIP. That speaker continues to answer, and reports a conflict.
 func TestRecordedClaimReal(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
@@ -119,7 +119,7 @@ func TestRecordedClaimReal(t *testing.T) {
 			_, err := conn.WriteTo(recorded[etherType], &packet.Addr{HardwareAddr: net.HardwareAddr(recorded[etherType][:6])})
 			require.NoError(t, err)
 		}
-		time.Sleep(20 * time.Millisecond) // the pace of whoever repeats
+		time.Sleep(20 * time.Millisecond) // the pace of the repetitions
 		for _, v := range second.Status().VIPs {
 			require.Len(t, v.Interfaces, 1, "silenced: %+v", v)
 		}
@@ -130,8 +130,8 @@ func TestRecordedClaimReal(t *testing.T) {
 	assert.Equal(t, []string{second.mac("eth0").String()}, answerers(t, client, vipA))
 }
 
-// A kernel has the new addresses already. The speaker sees that and leaves them
-// to it, and nobody else's traffic is disturbed.
+// A host's kernel has the new addresses already. The speaker detects that and leaves
+// them to it, and no other traffic is disturbed.
 func TestConflictWithAKernel(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
@@ -154,13 +154,13 @@ func TestConflictWithAKernel(t *testing.T) {
 	}
 	assert.Equal(t, []string{has}, answerers(t, client, vipA))
 	hw, _ := neighbour(t, client, vipA)
-	assert.Equal(t, has, hw, "the client was told otherwise")
+	assert.Equal(t, has, hw, "the client has another address")
 	assert.Equal(t, []string{n.mac("eth0").String()}, answerers(t, client, vipB))
 }
 
 // Two clusters on one segment give out the same addresses. The second one leaves
 // them to the first. Where both announce them, as when the segments are connected
-// later, each knows the other one for a speaker of another cluster.
+// later, each recognizes the other one as a speaker of another cluster.
 func TestTwoClustersOnASegment(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
@@ -183,7 +183,7 @@ func TestTwoClustersOnASegment(t *testing.T) {
 		})
 	}
 	assert.True(t, reports(second, first, false), "%+v", second.Conflicts())
-	eventually(t, "a conflict about what was asked for by duplicate address detection; by ARP who asks is not known", func() bool {
+	eventually(t, "a conflict about the address of duplicate address detection; an ARP request does not show its purpose", func() bool {
 		return len(first.Conflicts()) == 1
 	})
 	assert.Equal(t, vip6, first.Conflicts()[0].VIP)
@@ -194,7 +194,7 @@ func TestTwoClustersOnASegment(t *testing.T) {
 	eventually(t, "each reports the other", func() bool { return reports(first, second, true) && reports(second, first, true) })
 }
 
-// The seal disturbs no kernel: one that looks whether the address is in use hears
+// The seal disturbs no kernel: one that probes whether the address is in use learns
 // that it is.
 func TestKernelSeesSealedPackets(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// fakeMembers says whether speakers are lost.
+// fakeMembers reports whether speakers are lost.
 type fakeMembers struct {
 	mu      sync.Mutex
 	lost    bool
@@ -62,7 +62,7 @@ type lan struct {
 	cut      map[int]bool // speakers on the other side of a partition
 	deaf     int          // the speaker whose link carries nothing to it; 0: none
 	received uint64
-	said     []frame // in order, since start
+	sent     []frame // in order, since start
 	lines    map[wireEnd]chan []byte
 	carrying sync.WaitGroup
 	start    time.Time
@@ -94,11 +94,11 @@ type wireEnd struct {
 	name    string
 }
 
-// carry brings a frame to all others on the same side.
+// carry delivers a frame to all others on the same side.
 func (s *lan) carry(from int, name string, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.said = append(s.said, frame{at: time.Since(s.start), on: name, bytes: b})
+	s.sent = append(s.sent, frame{at: time.Since(s.start), on: name, bytes: b})
 	for i := range s.speakers {
 		to := mac(b[:6])
 		if i != from && s.cut[i] == s.cut[from] && !s.isDeaf(i) && (to.Group() || to == s.macs[i]) {
@@ -107,8 +107,8 @@ func (s *lan) carry(from int, name string, b []byte) {
 	}
 }
 
-// line returns the line to the socket, which one goroutine serves: with one for each
-// frame the race detector meets its limit, see TestPartitionOfTheSegment.
+// line returns the line to the socket, which one goroutine serves: with a goroutine for each
+// frame the race detector fails, see TestPartitionOfTheSegment.
 func (s *lan) line(to wireEnd) chan []byte {
 	l := s.lines[to]
 	if l == nil {
@@ -138,7 +138,7 @@ func (s *lan) close() {
 
 func (s *lan) isDeaf(i int) bool { return s.deaf > 0 && s.deaf == i }
 
-// comesIn counts frames: others talk there, too.
+// comesIn returns how many frames have arrived. One more arrives with each call, as from other hosts.
 func (s *lan) comesIn(i int) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,15 +152,15 @@ func (s *lan) comesIn(i int) uint64 {
 func (s *lan) partition(cut map[int]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cut, s.said, s.start = cut, nil, time.Now()
+	s.cut, s.sent, s.start = cut, nil, time.Now()
 }
 
-// heard returns what was said since the last partition or its end, in order.
+// heard returns what was sent since the last partition or its end, in order.
 func (s *lan) heard() []frame {
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.said)
+	return slices.Clone(s.sent)
 }
 
 func (s *lan) lose(lost bool) {
@@ -170,7 +170,7 @@ func (s *lan) lose(lost bool) {
 	synctest.Wait()
 }
 
-// owners returns who announces the VIP.
+// owners returns the speakers that announce the VIP.
 func (s *lan) owners(vip netip.Addr) []int { return s.allOwners()[vip] }
 
 func (s *lan) allOwners() map[netip.Addr][]int {
@@ -187,8 +187,8 @@ func (s *lan) allOwners() map[netip.Addr][]int {
 }
 
 // Gossip is blocked while the segment works: each of two speakers takes the
-// other for dead, and over what it has. Each VIP ends up where it was, without
-// a flap, and stays there; when the other dies, it moves.
+// other for dead, and takes over its VIPs. Each VIP ends up where it was, without
+// a flap, and stays there; when its owner dies, it moves.
 func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 	t.Parallel()
 	onSegment(t, 2, func(t *testing.T, s *lan) {
@@ -221,7 +221,7 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 		for _, name := range []string{"membership port", "Secret lodestone-membership", "clusterID"} {
 			assert.Contains(t, log, name, "what the two may share")
 		}
-		for i, node := range s.macs { // whose kernel asks, or somebody logged in there
+		for i, node := range s.macs { // the kernel or a user of a node asks
 			for _, vip := range []netip.Addr{vipA, vipB} {
 				s.carry(i, "eth0", arpFrame(arppacket.OperationRequest, broadcast, node, clientIP, mac{}, vip))
 			}
@@ -251,10 +251,10 @@ func TestSplitBrainIsDecidedOnTheWire(t *testing.T) {
 }
 
 // 1,000 speakers announce their beacons no more often than 100 do, and not all at once; 20
-// of them are here. When a partition heals, clients are right nearly as soon: one beacon of
-// any of them is enough.
+// of them are here. When a partition heals, clients are corrected nearly as soon: one beacon
+// of any speaker is enough.
 //
-// Why it is not parallel, and short, is said at TestPartitionOfTheSegment.
+// TestPartitionOfTheSegment has the reason why it is not parallel, and short.
 func TestBeaconsOfManySpeakers(t *testing.T) {
 	const here, all, watched = 20, 1000, 2 * time.Minute
 	onSegment(t, here, func(t *testing.T, s *lan) {
@@ -298,11 +298,11 @@ func TestBeaconsOfManySpeakers(t *testing.T) {
 	})
 }
 
-// The link of one node carries nothing to it any more. It takes the others for dead, and
-// tells so; but hearing nothing at all, it soon tells nobody anything, so that clients are
-// left to the node that they can reach. When the link works again all is as before.
+// The link of one node carries nothing to it any more. The node takes the others for dead and
+// announces their VIPs. As it receives nothing at all, it soon stops to announce, so that clients
+// use the node that they can reach. When the link works again, all is as before.
 //
-// Why it is not parallel, and short, is said at TestPartitionOfTheSegment.
+// TestPartitionOfTheSegment has the reason why it is not parallel, and short.
 func TestDeafNodeFallsSilent(t *testing.T) {
 	onSegment(t, 2, func(t *testing.T, s *lan) {
 		homes := [][]netip.Addr{{vipA, vip6}, {vipB, vip6B}}
@@ -350,8 +350,8 @@ func TestDeafNodeFallsSilent(t *testing.T) {
 	})
 }
 
-// While the segment is cut each side has an owner. A second after it heals there
-// is one, and clients have heard of it last.
+// While the segment is cut, each side has an owner. A second after it heals there
+// is one owner, whose announcement is the last that clients hear.
 //
 // It is not parallel to the tests with real hosts, and not longer: in simulated time Go
 // 1.26's race detector may end the process, by a check of its own (tsan_rtl.cpp) or in
@@ -399,8 +399,8 @@ func TestPartitionOfTheSegment(t *testing.T) {
 	})
 }
 
-// While all see each other, a claim is the next owner's, and is not taken back
-// for as long as the news may take.
+// While no speaker is lost, a claim is the next owner's: the old owner does not contradict it
+// for as long as its own input may lag behind.
 func TestHandOverAmongOurs(t *testing.T) {
 	t.Parallel()
 	for name, home := range map[string][2]bool{"to a better one": {false, true}, "to a worse one": {true, false}} {
@@ -426,8 +426,7 @@ func TestHandOverAmongOurs(t *testing.T) {
 	}
 }
 
-// An owner that is new itself does not repeat its announcement against the next
-// one.
+// A new owner stops to repeat its announcement when it hears the next owner's.
 func TestMovesInQuickSuccession(t *testing.T) {
 	t.Parallel()
 	onSegment(t, 2, func(t *testing.T, s *lan) {
@@ -441,7 +440,7 @@ func TestMovesInQuickSuccession(t *testing.T) {
 	})
 }
 
-// Speakers that disagree for longer than news may take have one answerer, too.
+// Speakers that disagree for longer than their inputs may differ have one answerer, too.
 func TestDisagreementIsDecidedOnTheWire(t *testing.T) {
 	t.Parallel()
 	onSegment(t, 3, func(t *testing.T, s *lan) {
@@ -485,15 +484,15 @@ func TestNewAddressIsProbed(t *testing.T) {
 		assert.Empty(t, w.Status().VIPs[0].Reason)
 		w.after(time.Minute)
 
-		// The next one to gain it knows that it is ours, and so do we.
+		// The next owner knows that the address is free, and so does this node.
 		w.become()
 		w.become(eth(1, "eth0"))
 		assert.Len(t, w.after(0), 2+2, "announced at once when the link is back")
 	}, eth(1, "eth0"))
 }
 
-// Whoever has the new address keeps it, however he shows that he has it, until
-// he is gone.
+// A host that has the new address keeps it until it is gone, however it shows that it has the
+// address.
 func TestConflictOfANewAddress(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string][]byte{
@@ -529,13 +528,13 @@ func TestConflictOfANewAddress(t *testing.T) {
 				who := map[bool]string{true: "speaker of another cluster has", false: "foreign host has"}[name == "of another cluster"]
 				assert.Contains(t, w.log.String(), who)
 
-				// Withdrawn and owned again: it is still his.
+				// Withdrawn and owned again: the host still has it.
 				w.set(nil)
 				w.set(everywhere(vipA))
 				w.after(time.Minute)
 				assert.Equal(t, AddressConflict, w.Status().VIPs[0].Reason)
 
-				// No Service has the address any more: that he has it is no news.
+				// No Service has the address any more: that the host has it is no conflict.
 				w.set(nil)
 				changed := w.ConflictsChanged()
 				w.Forget([]netip.Addr{vipB, vipA})
@@ -545,7 +544,7 @@ func TestConflictOfANewAddress(t *testing.T) {
 				w.after(time.Minute)
 				assert.Len(t, w.Conflicts(), 1)
 
-				// He is gone.
+				// The host is gone.
 				there.Store(false)
 				w.after(2 * recheck)
 				assert.Empty(t, w.Status().VIPs[0].Reason)
@@ -557,8 +556,8 @@ func TestConflictOfANewAddress(t *testing.T) {
 	}
 }
 
-// While Services move here from another load balancer, the one who has a VIP is
-// looked for each second, also if that begins when he was found already.
+// While Services move here from another load balancer, a VIP that another machine has is probed
+// each second, also if the machine was found before the move began.
 func TestConflictInAMigration(t *testing.T) {
 	t.Parallel()
 	for name, hurry := range map[string]bool{"migration": true, "none": false} {
@@ -587,8 +586,8 @@ func TestConflictInAMigration(t *testing.T) {
 	}
 }
 
-// Two speakers that both take an address for new do not take each other for
-// strangers, and a third one that announces it already has it.
+// Two speakers that both probe a new address report no conflict with each other, nor with a third
+// one that announces it already: that one keeps it.
 func TestOursIsNoConflict(t *testing.T) {
 	t.Parallel()
 	onSegment(t, 3, func(t *testing.T, s *lan) {
@@ -606,8 +605,8 @@ func TestOursIsNoConflict(t *testing.T) {
 	})
 }
 
-// While the key is replaced, one speaker seals with the old one and another one with
-// the new: they are no strangers to each other.
+// While the key is replaced, one speaker seals with the old key and another one with the new key:
+// they recognize each other.
 func TestClaimsWithTwoKeys(t *testing.T) {
 	t.Parallel()
 	for _, has := range [][]string{{"old", "new"}, {"new", "old"}} {
@@ -632,8 +631,8 @@ func TestClaimsWithTwoKeys(t *testing.T) {
 	}
 }
 
-// Whoever repeats each second what the VIP's owner of yesterday announced, its probes
-// and its answers to questions silences nobody, and is reported.
+// A host that repeats each second the recorded announcements, probes and answers of an earlier
+// owner of the VIP silences nobody, and is reported.
 func TestRecordedClaimSilencesNobody(t *testing.T) {
 	t.Parallel()
 	for _, vip := range []netip.Addr{vipA, vip6} {
@@ -682,7 +681,7 @@ func TestRecordedClaimSilencesNobody(t *testing.T) {
 					}
 				}
 				assert.LessOrEqual(t, questions, int(time.Minute/challengeWait), "questions")
-				assert.NotZero(t, announcements, "clients are told where the VIP is")
+				assert.NotZero(t, announcements, "clients hear where the VIP is")
 				assert.LessOrEqual(t, announcements, 2*int(time.Minute/segment.DefendInterval)+2)
 				w.set(map[netip.Addr]plan.Layer2{vip: {Leaving: true}})
 				assert.Empty(t, w.Conflicts(), "that speaker may be the next owner")

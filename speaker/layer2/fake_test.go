@@ -361,7 +361,7 @@ func (c *conn) LocalAddr() net.Addr             { return &packet.Addr{} }
 func (c *conn) SetDeadline(time.Time) error     { return nil }
 func (c *conn) SetReadDeadline(time.Time) error { return nil }
 
-// claimOf is what a speaker of the cluster says of a VIP.
+// claimOf is the claim of a VIP by a speaker of the cluster.
 func claimOf(hw mac, vip netip.Addr) statement {
 	return statement{Self: hw, VIP: vip, Seal: seal.Key("the cluster's").Seal(vip, hw, false)}
 }
@@ -371,7 +371,7 @@ func ask(vip netip.Addr, sender netip.Addr, to mac) []byte {
 	return arpFrame(arppacket.OperationRequest, to, clientMAC, sender, mac{}, vip)
 }
 
-// keys are those that a speaker has, the one that it uses first.
+// keys are the keys of a speaker. The first one makes seals.
 func keys(all ...string) seal.Keys {
 	var secrets [][]byte
 	for _, k := range all {

@@ -76,12 +76,12 @@ func matchAny(patterns []string, name string) bool {
 
 // isPort reports whether the interface is a port of a bridge or bond.
 func isPort(i netstate.Interface, all []netstate.Interface) bool {
-	return speaks(i, all).Index != i.Index
+	return ipInterface(i, all).Index != i.Index
 }
 
-// speaks returns the interface that has the IP addresses of i: its master if i is a port of a bridge or bond. A VRF
-// is a master, too, but its members keep their own neighbours.
-func speaks(i netstate.Interface, all []netstate.Interface) netstate.Interface {
+// ipInterface returns the interface that has the IP addresses of i: its master if i is a port of a bridge or bond. A VRF
+// is a master, too, but its members have their own addresses and neighbours.
+func ipInterface(i netstate.Interface, all []netstate.Interface) netstate.Interface {
 	if i.Master == 0 {
 		return i
 	}
@@ -104,8 +104,7 @@ func hardwareAddrs(interfaces []netstate.Interface) map[wire.MAC]bool {
 	return all
 }
 
-// group has the VIPs of one protocol that are announced on the same interfaces, as far as they belong there. There are few
-// groups and many VIPs.
+// group has the VIPs of one protocol with the same interface patterns. There are few groups and many VIPs.
 type group struct {
 	protocol   wire.Protocol
 	interfaces []string
@@ -113,7 +112,8 @@ type group struct {
 	vips       map[netip.Addr]segment.VIP
 }
 
-// on returns the VIPs that are announced on an interface. For a port of a bridge or bond the subnets are at its master.
+// on returns the VIPs of the group that belong to the segment of an interface. A port of a bridge or bond has two names:
+// its own and that of its master, which has the subnets.
 func (g *group) on(segments []report.Segment, names ...string) map[netip.Addr]segment.VIP {
 	others := func(s report.Segment) bool { return !slices.Contains(names, s.Interface) }
 	if g.anySegment || !slices.ContainsFunc(segments, others) {
@@ -163,7 +163,7 @@ func fit(p wire.Protocol, i netstate.Interface) error {
 		}
 	}
 	if tentative.IsValid() {
-		return fmt.Errorf("%w: %s is tentative, which passes in seconds unless `ip -6 addr show dev %s` says dadfailed: "+
+		return fmt.Errorf("%w: %s is tentative, which passes in seconds unless `ip -6 addr show dev %s` shows dadfailed: "+
 			"then another host has it", errNoLinkLocal, tentative, i.Name)
 	}
 	return fmt.Errorf("%w: is IPv6 switched off by the sysctl net.ipv6.conf.%s.disable_ipv6, or addr_gen_mode none?", errNoLinkLocal, i.Name)

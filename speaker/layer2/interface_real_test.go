@@ -24,7 +24,7 @@ func (n *node) announcedOn(what string, want ...string) {
 	eventually(n.t, what, func() bool { return slices.Equal(n.Status().VIPs[0].Interfaces, want) })
 }
 
-// claims reads frames until one claims the VIP, and returns who does.
+// claims reads frames until one claims the VIP, and returns its sender.
 func claims(t *testing.T, c net.PacketConn, vip netip.Addr) mac {
 	t.Helper()
 	buf := make([]byte, 1500)
@@ -33,15 +33,14 @@ func claims(t *testing.T, c net.PacketConn, vip netip.Addr) mac {
 		n, _, err := c.ReadFrom(buf)
 		require.NoError(t, err)
 		if m, ok := (wire.ARP{}).Parse(buf[:n]); ok && m.Claims == vip {
-			require.Equal(t, m.From, hardwareAddr(buf[6:12]), "the frame comes from another address than the packet says")
+			require.Equal(t, m.From, hardwareAddr(buf[6:12]), "the frame comes from another address than the one in the packet")
 			return m.From
 		}
 	}
 }
 
-// The next thing that is heard of the VIP after its interface has another
-// hardware address is an announcement of that one, and nothing of the old one
-// follows.
+// After its interface has got another hardware address, the next frame about the VIP
+// announces the new address, and no frame with the old one follows.
 func TestMACChangeIsAnnouncedAtOnce(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
@@ -159,7 +158,7 @@ func TestBridgeGetsAndLosesItsPort(t *testing.T) {
 	}
 }
 
-// Two segments: what happens on one is nothing to the other.
+// Two segments: what happens on one does not affect the other.
 func TestSeveralSegments(t *testing.T) {
 	t.Parallel()
 	lan, dmz := testnet.NewSegment(t, 2), testnet.NewSegment(t, 1)

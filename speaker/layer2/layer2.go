@@ -119,7 +119,7 @@ type assignment struct {
 	since      time.Time
 	interfaces []string // see plan.Layer2
 	anySegment bool
-	// never is set of a VIP that has arrived, and leaves before it was announced.
+	// never is set if the VIP leaves before it was announced.
 	never bool
 }
 
@@ -259,8 +259,8 @@ func (a *Announcer) lookAround(around segment.Surroundings) {
 	}
 }
 
-// apply makes want the set of owned VIPs. It returns the set before, without those that arrived and were not announced yet,
-// and whether it changed.
+// apply makes want the set of owned VIPs. It returns the previous set, without VIPs that were never announced, and whether
+// the set has changed.
 func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) (old map[netip.Addr]*assignment, changed bool) {
 	if maps.EqualFunc(a.vips, want, (*assignment).is) {
 		return a.vips, false
@@ -295,13 +295,13 @@ func (a *Announcer) apply(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	return old, true
 }
 
-// absent reports whether the VIP was never announced since it came.
+// absent reports whether the VIP was not announced since it was assigned.
 func (v *assignment) absent(vip netip.Addr, shown *state) bool {
 	return v.never || v.Arriving && shown.of(vip).Reason == Yielded
 }
 
-// stays reports whether the VIP continues to be assigned. A VIP that comes back while it leaves, or has arrived, does
-// not: it is announced anew.
+// stays reports whether the VIP continues to be assigned. A leaving VIP that comes back, and an arriving VIP that has
+// arrived, do not: they are announced anew.
 func (v *assignment) stays(now *assignment) bool {
 	return v != nil && (now.Leaving || !v.Leaving && (now.Arriving || !v.Arriving))
 }
@@ -382,7 +382,7 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	for _, g := range a.groups {
 		segments := Segments(interfaces, g.interfaces)
 		for _, i := range interfaces {
-			ip := speaks(i, interfaces)
+			ip := ipInterface(i, interfaces)
 			if !suitable(i, ip.Index != i.Index, g.interfaces) {
 				continue
 			}

@@ -37,8 +37,8 @@ func when(t *testing.T, frames []frame) string {
 	return strings.Join(slices.Compact(s), ", ")
 }
 
-// A takeover is told at once in both forms, repeated over four seconds, and
-// then there is silence, whoever calls Set.
+// A takeover is announced at once in both forms, repeated over four seconds, and
+// then nothing is sent, however often Set is called.
 func TestTakeover(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -105,7 +105,7 @@ func TestWithdrawalEndsTheAnnouncement(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// Five thousand VIPs go out paced; first announcements come before repeated
+// Five thousand VIPs are announced within the pace; first announcements come before repeated
 // ones; one more VIP in the middle does not wait for the others' repetitions.
 func TestPace(t *testing.T) {
 	t.Parallel()
@@ -155,7 +155,7 @@ func TestPace(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// What was withdrawn before its turn came holds up nobody.
+// A VIP that is withdrawn before its turn holds up no other.
 func TestWithdrawnMakeRoom(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -261,7 +261,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	})
 }
 
-// Errors of one interface are its own affair.
+// Errors of one interface do not affect the others.
 func TestOneInterfaceFails(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -347,7 +347,7 @@ func TestConflict(t *testing.T) {
 		if n := testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv4")); n != 25 {
 			t.Errorf("%s is %v", metricConflicts, n)
 		}
-		// What this node says on eth1 comes back on eth0 when both are on one
+		// What this node sends on eth1 comes back on eth0 when both are on one
 		// segment.
 		m := hardwareAddr(eth(2, "eth1").HardwareAddr)
 		for _, f := range (wire.ARP{}).Announce(statement{Self: m, VIP: vipA}, true) {
@@ -361,8 +361,8 @@ func TestConflict(t *testing.T) {
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
-// A host asks whether the VIP is in use, and takes it although it was answered. That it asked is
-// reported and does not count as a claim: the claim is contradicted as any other.
+// A host asks whether the VIP is in use, and takes it although the node answers. The question is
+// reported and does not count as a claim; the claim is contradicted like any other.
 func TestClaimAfterAQuestion(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -410,8 +410,8 @@ func TestStatus(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// Who hands a VIP over hears the next owner claim it, and does not take it
-// back.
+// A node that hands a VIP over hears the next owner's claim, and does not contradict
+// it.
 func TestHandOverIsNotDefended(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -502,8 +502,8 @@ func subnets(i netstate.Interface, addrs ...string) netstate.Interface {
 	return i
 }
 
-// A node on two segments announces each VIP on its own, also while the link to that is down, and on an interface of an unknown
-// segment. Nobody on the other segment is waited for when the VIP leaves.
+// A node on two segments announces each VIP on the VIP's segment, also while the link to that segment is down, and on an
+// interface of an unknown segment. When the VIP leaves, nobody on the other segment is waited for.
 func TestVIPsStayOnTheirSegment(t *testing.T) {
 	t.Parallel()
 	eth0, eth1, bare := subnets(eth(1, "eth0"), "198.18.0.1/24", "2001:db8::1/64"), subnets(eth(2, "eth1"), "198.18.1.1/24"), eth(3, "eth2")
@@ -647,7 +647,7 @@ func TestEnslaved(t *testing.T) {
 			t.Errorf("master %d: a port is %v", master, got)
 		}
 		speaker := map[bool]int{false: eth0.Index, true: master}[want]
-		if got := speaks(eth0, all).Index; got != speaker {
+		if got := ipInterface(eth0, all).Index; got != speaker {
 			t.Errorf("master %d: interface %d speaks, want %d", master, got, speaker)
 		}
 	}

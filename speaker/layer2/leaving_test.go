@@ -43,8 +43,8 @@ func (w *world) claim(name string) {
 	synctest.Wait()
 }
 
-// A VIP that leaves is answered for, interface by interface, until its next
-// owner is heard, and neither announced nor defended. The next owner is asked for.
+// A node answers for a leaving VIP on each interface until it hears the next owner there. It
+// neither announces nor defends the VIP, and probes for the next owner.
 func TestLeaving(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -78,7 +78,7 @@ func TestLeaving(t *testing.T) {
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
-// A VIP that arrives is not in the status before it is announced: nothing is wrong with it.
+// An arriving VIP is not in the status before it is announced: nothing is wrong with it.
 func TestArriving(t *testing.T) {
 	t.Parallel()
 	arriving := map[netip.Addr]plan.Layer2{vipA: {Arriving: true}}
@@ -100,7 +100,7 @@ func TestArriving(t *testing.T) {
 	}
 }
 
-// What leaves again before it was announced was not withdrawn. What was announced is.
+// A VIP that leaves before it was announced is not logged as withdrawn. One that was announced is.
 func TestArrivingAndLeaving(t *testing.T) {
 	t.Parallel()
 	for _, silent := range []bool{false, true} {
@@ -123,7 +123,7 @@ func TestArrivingAndLeaving(t *testing.T) {
 	}
 }
 
-// The next owner may hear of it first.
+// The next owner may hear of the move first.
 func TestClaimBeforeLeaving(t *testing.T) {
 	t.Parallel()
 	for ago, want := range map[time.Duration]bool{20 * time.Millisecond: false, time.Minute: true} {
@@ -139,7 +139,7 @@ func TestClaimBeforeLeaving(t *testing.T) {
 	}
 }
 
-// Who claims the VIP in the moment in which we announce it may yield to that.
+// A speaker whose claim crosses an announcement on the wire may yield to it.
 func TestClaimThatCrossedOurs(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -154,8 +154,8 @@ func TestClaimThatCrossedOurs(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// A next owner that was contradicted, because the news of the move came late,
-// has yielded: the old one does not hold it up, and clients have an answer at
+// A next owner that was contradicted, because the old owner heard of the move late,
+// has yielded. The old one does not hold it up, and clients have an answer at
 // every moment.
 func TestNextOwnerThatWasContradicted(t *testing.T) {
 	t.Parallel()
@@ -179,8 +179,8 @@ func TestNextOwnerThatWasContradicted(t *testing.T) {
 	})
 }
 
-// A next owner whose claim crossed ours asks whether we have the VIP, and yields to the answer.
-// So that claim is not the one that ends our answers, though it is as young as any other.
+// A next owner whose claim crossed that of this node asks whether this node has the VIP, and
+// yields to the answer. So that claim does not end the answers, although it is recent.
 func TestNextOwnerThatAsked(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -200,8 +200,8 @@ func TestNextOwnerThatAsked(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// A VIP that was yielded is answered for by the other speaker: nothing is to be
-// handed over, nor contested.
+// The other speaker answers for a VIP that was yielded to it. When it leaves, nothing is handed
+// over or contested.
 func TestLeavingOfAYieldedVIP(t *testing.T) {
 	t.Parallel()
 	onSegment(t, 2, func(t *testing.T, s *lan) {
@@ -223,8 +223,8 @@ func TestLeavingOfAYieldedVIP(t *testing.T) {
 	})
 }
 
-// A VIP leaves while it is probed. Nothing is announced, but the probes go on, and once it is free this node answers for
-// it until the next owner is heard, which may wait for its kube-proxy.
+// A VIP leaves while it is probed. It is not announced, but the probes go on. Once it is found to be free, this node answers
+// for it until the next owner is heard, which may have to wait for its kube-proxy.
 func TestLeavingOfAProbedVIP(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -241,7 +241,7 @@ func TestLeavingOfAProbedVIP(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// Somebody who claims a VIP at once after Set finds nobody who contradicts.
+// A claim at once after Set is not contradicted.
 func TestLeavingIsNotDefended(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -254,10 +254,10 @@ func TestLeavingIsNotDefended(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// coldClient asks for VIPs, each time as another host that does not know where they
-// are. That host's hardware address has the number of the question, so an answer counts
-// however late it comes. On a busy machine a speaker runs late, which is no loss: it still
-// answers what was asked before it had to stop.
+// coldClient asks for VIPs, each time as another host that does not know where they are.
+// The hardware address of that host contains the number of the question, so that a late
+// answer counts, too. On a busy machine a speaker runs late, which is no loss: it still
+// answers the questions from before it had to stop.
 type coldClient struct {
 	t    *testing.T
 	vip  netip.Addr
@@ -344,11 +344,11 @@ func (c *coldClient) answered(number int, by mac) bool {
 	return c.questions[number].answered[by] > 0
 }
 
-// marks are VIPs that a node has at all times. When it answers for one, it has read what came before.
+// marks are VIPs that a node has at all times. When it answers for one, it has read all earlier frames.
 var mark, mark6 = netip.MustParseAddr("198.18.0.199"), netip.MustParseAddr("2001:db8::199")
 
-// answers asks for the VIP that many times, and returns who answers, once for each answer. All who
-// could have the mark.
+// answers asks for the VIP that many times, and returns the node of each answer. All nodes that
+// may answer have the mark.
 func (c *coldClient) answers(times int, all ...mac) (by []string) {
 	c.t.Helper()
 	first := c.ask(c.vip)
@@ -401,8 +401,8 @@ func (c *coldClient) during(move func(), over func() bool) (first int) {
 	return first
 }
 
-// settle is how long a client goes on asking after a move: an owner that does not
-// leave is seen to answer for as long.
+// settle is how long a client goes on asking after a move. For as long, the client can
+// notice an old owner that does not stop to answer.
 const settle = 600 * time.Millisecond
 
 // lost counts the questions for the VIP that nobody answered, from the first.
@@ -420,11 +420,12 @@ func (c *coldClient) lost(first int) (lost, all int) {
 	return lost, all
 }
 
-// overlap returns for how long both answered what was asked after both had been told to
-// whom the VIP goes, and after old heard the next owner. Old waits for another claim if it
-// heard one more than a second before it was told, which for all it knows was contradicted,
-// or just after an announcement of its own, which for all it knows made the other one yield.
-func (c *coldClient) overlap(first int, old, next mac, told time.Time) time.Duration {
+// overlap returns for how long both nodes answered questions that were asked after both were
+// informed of the move and old had heard the next owner. Two kinds of claims do not count, and
+// old waits for another one: claims of more than a second before old was informed, which were
+// contradicted as far as old knows, and claims just after an announcement of old, to which the
+// other one yields as far as old knows.
+func (c *coldClient) overlap(first int, old, next mac, informed time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var own time.Time // when old announced the VIP last
@@ -432,14 +433,14 @@ func (c *coldClient) overlap(first int, old, next mac, told time.Time) time.Dura
 		own = c.announced[old][n-1]
 	}
 	heard := slices.IndexFunc(c.announced[next], func(at time.Time) bool {
-		return at.After(c.questions[first].asked) && told.Sub(at) < time.Second && at.Sub(own) > 5*crossing
+		return at.After(c.questions[first].asked) && informed.Sub(at) < time.Second && at.Sub(own) > 5*crossing
 	})
 	if heard < 0 {
 		return 0
 	}
 	both, overlap := c.announced[next][heard], time.Duration(0)
-	if told.After(both) {
-		both = told
+	if informed.After(both) {
+		both = informed
 	}
 	for _, q := range c.questions[first:] {
 		if q.vip == c.vip && q.answered[old] > 0 && q.answered[next] > 0 {
@@ -458,7 +459,7 @@ func TestMovesLoseNothing(t *testing.T) {
 			t.Parallel()
 			s := testnet.NewSegment(t, 3)
 			from, to := startNode(t, s.Hosts[0], nil), startNode(t, s.Hosts[1], nil)
-			// What a node has at all times. When it answers for that, it has read what came before.
+			// VIPs that a node has at all times. When it answers for one, it has read all earlier frames.
 			marks := map[*node]netip.Addr{from: vip.Next(), to: vip.Next().Next()}
 			set := func(n *node, want map[netip.Addr]plan.Layer2) {
 				all := everywhere(marks[n])
@@ -482,22 +483,22 @@ func TestMovesLoseNothing(t *testing.T) {
 					eventually(t, "an answer for what the node has at all times", func() bool { return client.answered(number, n.mac("eth0")) })
 				}
 			}
-			caughtUp() // neither takes an announcement of just now for one of the move
+			caughtUp() // so that neither takes an announcement from before for one of the move
 			set(from, everywhere(vip))
 			for name, order := range orders {
 				worst, lost, asked := time.Duration(0), 0, 0
 				for range moves {
-					var told time.Time
+					var informed time.Time
 					first := client.during(func() {
 						order[0](from, to)
 						time.Sleep(skew)
 						order[1](from, to)
-						told = time.Now()
+						informed = time.Now()
 					}, func() bool { return from.Leaving() == 0 })
 					caughtUp()
 					l, a := client.lost(first)
 					lost, asked = lost+l, asked+a
-					worst = max(worst, client.overlap(first, from.mac("eth0"), to.mac("eth0"), told))
+					worst = max(worst, client.overlap(first, from.mac("eth0"), to.mac("eth0"), informed))
 					set(from, nil)
 					from, to = to, from
 				}
@@ -505,7 +506,7 @@ func TestMovesLoseNothing(t *testing.T) {
 				assert.Zero(t, lost, name)
 				assert.Less(t, worst, settle/2, name)
 			}
-			// The measurement notices what it is there to notice.
+			// The measurement detects a loss.
 			first := client.during(func() { set(from, nil); time.Sleep(skew); set(to, everywhere(vip)) }, func() bool { return true })
 			caughtUp()
 			lost, _ := client.lost(first)

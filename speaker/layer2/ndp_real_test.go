@@ -79,8 +79,8 @@ func (n *node) serve(vip netip.Addr) {
 }
 
 // kernelGroups returns the solicited-node groups of a host's interface that
-// end in 1:xx, below VIPs of ours: as IPv6 knows them (/proc/net/igmp6), and
-// as the network card is told (/proc/net/dev_mcast).
+// end in 1:xx, as those of the VIPs do: the groups of IPv6 (/proc/net/igmp6), and
+// those of the network card (/proc/net/dev_mcast).
 func kernelGroups(t *testing.T, h *testnet.Host, name string) (ip, card []string) {
 	t.Helper()
 	for _, line := range strings.Split(h.Run("cat", "/proc/net/igmp6"), "\n") {
@@ -156,7 +156,7 @@ func TestNDPKernelFilter(t *testing.T) {
 			if bytes.Equal(buf[:n], end) {
 				break
 			}
-			if bytes.Equal(buf[:n], c.frame) { // not what the kernels of both say meanwhile
+			if bytes.Equal(buf[:n], c.frame) { // not what the kernels of both send meanwhile
 				passed++
 			}
 		}
@@ -200,8 +200,8 @@ func TestNDPAnswersReal(t *testing.T) {
 				if mac(buf[:6]) == end {
 					return got
 				}
-				// Not what the node's kernel says about its own addresses, nor what contradicts those of
-				// the questions that claim the VIP. That is an announcement, and has a seal.
+				// Neither what the node's kernel advertises of its own addresses, nor the announcements
+				// that contradict questions which claim the VIP: those have a seal.
 				b := buf[:k]
 				if m, ok := (wire.NDP{}).Parse(b); ok && m.Seal != (seal.Seal{}) {
 					continue
@@ -236,7 +236,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	eventually(t, "the switch knows the member", func() bool { return member("p1") && !member("p2") })
 	eventually(t, "the switch knows the client, which the node asks for", func() bool { return memberOf("p3", "ff02::1:ff00:3") })
 
-	// The switch does what it is here for: what nobody asked for stays out.
+	// The switch does not forward groups that nobody has joined.
 	in, out := listenOn(t, a.host, unix.ETH_P_IPV6, nil), listenOn(t, client, unix.ETH_P_IPV6, nil)
 	heard := func(vip netip.Addr) bool {
 		f, end := coldQuery(macOf(t, client, "eth0"), vip).frame(), coldQuery(mac{2, 0xe, 0xe, 0xe, 0xe, 0xe}, vip6).frame()
@@ -294,7 +294,7 @@ func TestNDPClientBehindASnoopingSwitch(t *testing.T) {
 	eventually(t, "the switch knows the new member alone", func() bool { return member("p2") && !member("p1") })
 }
 
-// A host that is given the VIP learns that it is in use, and we report it.
+// A host that is given the VIP learns that it is in use, and the node reports a conflict.
 func TestNDPDuplicateAddressDetection(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
@@ -339,7 +339,7 @@ func TestNDisc6(t *testing.T) {
 	assert.Contains(t, ask("ndisc6", "-r", "1", "-w", "300", vip6.String(), "eth0"), "No response", "withdrawn")
 }
 
-// The groups are where the kernel says, through all that befalls an interface.
+// The kernel has joined the groups after each change of an interface.
 func TestGroupsInTheKernel(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
@@ -385,8 +385,8 @@ func TestGroupsInTheKernel(t *testing.T) {
 	in("none after", "eth0", nil, nil)
 }
 
-// The kernel takes IPv6 from an interface whose MTU is too small for it, and with it the groups, which it does not join again. It is
-// the same interface before and after, if nobody has looked at it in between.
+// The kernel removes IPv6 from an interface whose MTU is too small for it, together with the groups, which it does not join again.
+// To an observer who misses the moment in between, the interface looks unchanged.
 func TestGroupsAfterASmallMTU(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
@@ -433,7 +433,7 @@ func TestManyGroupsInTheKernel(t *testing.T) {
 }
 
 // The kernel needs a link-local address to find the way back to a client:
-// without one, announcing would lead traffic to where it ends.
+// without one, an announced VIP would draw traffic that is never answered.
 func TestKernelNeedsALinkLocalAddress(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
@@ -454,7 +454,7 @@ func TestKernelNeedsALinkLocalAddress(t *testing.T) {
 	client.Run("ping", "-c3", "-W10", vip6.String()) // the kernel may be giving up its first attempt just now
 }
 
-// A dual-stack Service's addresses are owned each by itself.
+// Each address of a dual-stack Service has an owner of its own.
 func TestDualStackIsDecidedPerVIP(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)

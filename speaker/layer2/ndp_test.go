@@ -68,8 +68,8 @@ func (q query) followed(options ...byte) []byte {
 	return f
 }
 
-// mend makes the checksum of a frame right, if there is what it is over, by
-// the arithmetic of the library.
+// mend corrects the checksum of a frame with the library, if the frame is long enough to
+// have one.
 func mend(f []byte) {
 	if len(f) < offType {
 		return
@@ -107,7 +107,7 @@ func advertised(t testing.TB, f []byte) (source, destination netip.Addr, na *ndp
 	return source, destination, na
 }
 
-// ndpAnswers tells who is answered what, and which packets are ignored.
+// ndpAnswers checks the answer to each sender, and which packets are ignored.
 func ndpAnswers(t *testing.T, s stage) {
 	cold := coldQuery(s.client, vip6)
 	with := func(change func(*query)) []byte {
@@ -228,14 +228,14 @@ func TestNDPAnswersSimulated(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// An owner tells all nodes as often as by ARP, routers that may not have heard
-// of the VIP once.
+// An owner announces a VIP to all nodes as often as by ARP, and once to routers, which
+// may not know it.
 func TestNDPTakeover(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
 		node := hardwareAddr(eth(1, "eth0").HardwareAddr)
 		w.set(everywhere(vip6))
-		var told []string
+		var sent []string
 		for _, f := range w.after(time.Hour) {
 			source, destination, na := advertised(t, f.bytes)
 			assert.Equal(t, [2]mac{multicast(destination), node}, [2]mac{mac(f.bytes[:6]), mac(f.bytes[6:12])})
@@ -245,9 +245,9 @@ func TestNDPTakeover(t *testing.T) {
 					&ndppacket.LinkLayerAddress{Direction: ndppacket.Target, Addr: node[:]},
 					sealOption(claimOf(node, vip6).Seal),
 				}}, na)
-			told = append(told, f.at.String()+" "+destination.String())
+			sent = append(sent, f.at.String()+" "+destination.String())
 		}
-		assert.Equal(t, []string{"0s ff02::1", "0s ff02::2", "100ms ff02::1", "1s ff02::1", "2s ff02::1", "4s ff02::1"}, told)
+		assert.Equal(t, []string{"0s ff02::1", "0s ff02::2", "100ms ff02::1", "1s ff02::1", "2s ff02::1", "4s ff02::1"}, sent)
 		w.set(everywhere(vip6))
 		assert.Empty(t, w.after(time.Hour), "though nothing changed")
 		w.set(everywhere(vip6, vip6B))
@@ -257,8 +257,8 @@ func TestNDPTakeover(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// A claim is reported and not answered; who is about to take the VIP is
-// reported and told that it is in use.
+// A claim is reported and not answered. A host that is about to take the VIP is
+// reported, and gets the answer that it is in use.
 func TestNDPConflict(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
@@ -353,8 +353,8 @@ func TestGroupsFail(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
-// Without a link-local address that can be used there is no IPv6 on an
-// interface, and what is missing is told; ARP goes on.
+// Without a usable link-local address there is no IPv6 on an interface, and
+// the status has the reason; ARP goes on.
 func TestNoLinkLocalAddress(t *testing.T) {
 	t.Parallel()
 	with := func(i netstate.Interface, addrs, tentative []netip.Prefix) netstate.Interface {
@@ -415,7 +415,7 @@ func TestNDPOnABridgePort(t *testing.T) {
 	}, port, bridge)
 }
 
-// FuzzNDP feeds whatever may come in from the wire, past any kernel filter.
+// FuzzNDP feeds frames as they may arrive past any kernel filter.
 func FuzzNDP(f *testing.F) {
 	cold, dad := coldQuery(clientMAC, vip6), coldQuery(clientMAC, vip6)
 	dad.source, dad.options = unspec, nil
@@ -458,7 +458,7 @@ func FuzzNDP(f *testing.F) {
 	})
 }
 
-// The kernel may make joins wait, and nobody else waits with them.
+// The kernel may make joins wait. Nothing else waits for them.
 func TestWaitingGroupsHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -37,7 +37,7 @@ type node struct {
 	*Announcer
 }
 
-// startNode starts a node that sees all others if members is nil.
+// startNode starts a node. If members is nil, no speaker is lost.
 func startNode(t testing.TB, h *testnet.Host, members Members) *node {
 	t.Helper()
 	watcher := netstate.New(netstate.Options{Namespace: h.Handle()})
@@ -230,8 +230,8 @@ func TestAnswersReal(t *testing.T) {
 	})
 }
 
-// arping asks with the arping of Debian and returns who answered. It stops after three questions or as
-// the arguments have it.
+// arping asks with the arping of Debian and returns the senders of the answers. It stops after three
+// questions, unless the arguments set another number.
 func arping(t *testing.T, from *testnet.Host, vip netip.Addr, args ...string) []string {
 	t.Helper()
 	args = append([]string{"-r", "-i", "eth0", "-W", "0.3", "-c", "3"}, append(args, vip.String())...)
@@ -356,8 +356,8 @@ func TestNeighbourUnreachabilityDetection(t *testing.T) {
 	}
 }
 
-// The client learns every change of the node's interfaces from what the node
-// says about it.
+// The client learns every change of the node's interfaces from the node's
+// announcements.
 func TestInterfaceChanges(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 2)
@@ -380,7 +380,7 @@ func TestInterfaceChanges(t *testing.T) {
 	eventually(t, "announced on eth0 again", func() bool { return announced() >= before+2 })
 	knows("down and up", "eth0")
 
-	for range 5 { // faster than anybody follows
+	for range 5 { // faster than the announcer follows
 		n.host.Run("ip", "link", "set", "eth0", "down")
 		n.host.Run("ip", "link", "set", "eth0", "up")
 	}

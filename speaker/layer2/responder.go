@@ -38,7 +38,7 @@ type responderKey struct {
 	// ip is the index of the interface on which the kernel receives the VIPs' packets: for a port of a
 	// bridge or bond, the index of its master.
 	ip int
-	// shrunk is how often the kernel has forgotten the multicast groups. Of ARP it is 0.
+	// shrunk is how often the kernel has forgotten the multicast groups. For ARP it is 0.
 	shrunk int
 }
 
@@ -163,7 +163,7 @@ func (r *responder) handle(frame []byte) {
 	r.stepAndLeave(segment.Received{Frame: frame})
 }
 
-// announce has the machine send what is due, until ctx ends.
+// announce sends what is due, until ctx ends.
 func (r *responder) announce(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -229,7 +229,7 @@ func (r *responder) step(e segment.Event) {
 	r.stepAndLeave(e)
 }
 
-// stepAndLeave hands events to the machine. The caller owns the machine, and does not any more afterwards.
+// stepAndLeave hands events to the machine and releases it. The caller has to own the machine.
 func (r *responder) stepAndLeave(events ...segment.Event) {
 	var notes []segment.Note
 	for _, e := range events {

@@ -4,9 +4,8 @@
 // the segment connects them.
 //
 // A seal is valid for one VIP at one hardware address, and is made with a key that the speakers share.
-// Everybody who receives a seal can repeat it. So a claim is not believed before its speaker has answered
-// a question. The question has a number that nobody knows before, the nonce, and so has the seal of the
-// answer.
+// Everybody who receives a seal can repeat it. So a claim does not count before its speaker has answered a
+// question. The question has an unpredictable number, the nonce, which the seal of the answer repeats.
 package seal
 
 import (
@@ -32,7 +31,7 @@ const (
 )
 
 const (
-	// flagHome is set by the node that owns the VIP if all nodes are able.
+	// flagHome is set by the node that owns the VIP when all nodes are able to.
 	flagHome = 1
 	// flagApart is set by a node that has lost the other speakers with a link.
 	flagApart = 8
@@ -63,7 +62,7 @@ func (s Seal) Nonce() Nonce { return Nonce(s[offNonce:offTag]) }
 
 // Outranks reports whether the sender of s has the better claim to the VIP than the sender of t. Both seals
 // have to be valid and without a nonce. A node that is not apart has the better claim, then the node that
-// owns the VIP if all nodes are able. Otherwise the tags decide, so that everybody has the same answer.
+// owns the VIP when all nodes are able to. Otherwise the tags decide, so that all nodes have the same answer.
 func (s Seal) Outranks(t Seal) bool {
 	if apart, other := s[offVersion]&flagApart, t[offVersion]&flagApart; apart != other {
 		return apart < other
@@ -89,8 +88,8 @@ func (k Keys) Valid(s Seal, vip netip.Addr, hardware [6]byte) bool {
 // Key makes and verifies seals.
 type Key []byte
 
-// Seal returns the seal of the VIP at a hardware address. home is set if the node owns the VIP if all nodes
-// are able.
+// Seal returns the seal of the VIP at a hardware address. home is set if the node owns the VIP when all
+// nodes are able to.
 func (k Key) Seal(vip netip.Addr, hardware [6]byte, home bool) Seal {
 	return k.Numbered(vip, hardware, home, Nonce{})
 }

@@ -61,8 +61,8 @@ func TestNumbers(t *testing.T) {
 	assert.False(t, key.Valid(other, vip, here), "a number cannot be added")
 }
 
-// While the key is replaced, speakers make seals with different ones. All believe them,
-// and whoever has only a key that is forgotten is a stranger.
+// While the key is replaced, speakers make seals with different keys. All accept them, and reject
+// seals made with a key that is no longer used.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	ring := func(keys ...string) seal.Keys {
@@ -83,7 +83,7 @@ func TestKeys(t *testing.T) {
 	assert.False(t, done.Valid(before.First().Seal(vip, here, true), vip, here))
 }
 
-// Of any set of claims one outranks all others, and it is a node at home if
+// Of any set of claims one outranks all others. It is of a node at home if
 // there is one.
 func TestOutranksIsAnOrder(t *testing.T) {
 	t.Parallel()
@@ -105,8 +105,8 @@ func TestOutranksIsAnOrder(t *testing.T) {
 	}
 }
 
-// Of any set of claims the one of a node that is apart is right only if all are: then it is
-// the one at home, if there is one.
+// Of any set of claims, one of a node that is apart outranks the others only if all are apart:
+// then it is of the node at home, if there is one.
 func TestWhoIsApartYields(t *testing.T) {
 	t.Parallel()
 	var all []seal.Seal

@@ -58,7 +58,7 @@ const (
 	roundInterval  = 10 * time.Second
 )
 
-// correct has a VIP announced again which a lower-ranking speaker has claimed.
+// correct schedules an announcement of a VIP that a lower-ranking speaker has claimed.
 func (m *Machine) correct(v *vip) {
 	switch {
 	case m.Whole && !v.lagging:
@@ -118,7 +118,7 @@ func (b *beacons) wait(crowd int) time.Duration {
 	return longest/2 + time.Duration(b.random.Int64N(int64(longest)))
 }
 
-// ask has a speaker asked about a VIP, unless it is being asked already.
+// ask schedules a question to a speaker about a VIP, unless one is scheduled already.
 func (m *Machine) ask(p pending) {
 	if p.vip.challenged[p.to] {
 		return
@@ -174,8 +174,8 @@ func (m *Machine) yield(v *vip, to wire.MAC) {
 	m.announceRound()
 }
 
-// poll asks the speaker to which this node has yielded whether it still has the VIP. For a VIP that arrives it asks
-// all speakers until one has answered. If the last questions had no answer, this node resumes the VIP.
+// poll asks the speaker to which this node has yielded whether it still has the VIP. About an arriving VIP it asks all
+// speakers until one has answered. If the last questions had no answer, this node resumes the VIP.
 func (m *Machine) poll(v *vip) [][]byte {
 	if v.reason != Yielded {
 		return nil
@@ -185,7 +185,7 @@ func (m *Machine) poll(v *vip) [][]byte {
 		return nil
 	}
 	again := pending{vip: v, step: stepPoll, due: m.now.Add(pollInterval)}
-	// The first questions about a VIP that arrives wait for none about others: nobody may answer clients meanwhile.
+	// The first questions about an arriving VIP are not limited: perhaps nobody answers clients until it is claimed.
 	if first := v.Arriving && v.polls < maxMissed; !first && !m.polls.AllowN(m.now, 1) {
 		m.queue.enter(again)
 		return nil
@@ -199,8 +199,8 @@ func (m *Machine) poll(v *vip) [][]byte {
 	return [][]byte{m.question(v, v.by)}
 }
 
-// resume claims a VIP that was left to another speaker, or probes it if it was not found to be free: that speaker may
-// have found out who has it.
+// resume claims a VIP that was left to another speaker. A VIP that this node has not found to be free is probed first: the
+// other speaker may have given it up because another machine has it.
 func (m *Machine) resume(v *vip) {
 	v.reason = ""
 	switch {

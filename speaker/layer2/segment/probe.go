@@ -22,8 +22,8 @@ const recheck, hurriedRecheck = 10 * time.Second, time.Second
 // probe asks all hosts whether they have the VIP. If one has it, the next question comes after recheck. If
 // none has answered the last question, the VIP is announced.
 //
-// A VIP that leaves is asked for as well, as its next owner may have announced it before, to the other side of a
-// partition, and would not again. It hears that clients may look for it here, and announces it to them.
+// A VIP that leaves is probed, too. Its next owner may have announced it only to the other side of a partition. The probe
+// shows that owner that clients on this side may still look for the VIP here, and it announces the VIP again.
 func (m *Machine) probe(p pending) [][]byte {
 	v := p.vip
 	switch {
@@ -51,8 +51,8 @@ func (m *Machine) probe(p pending) [][]byte {
 	return [][]byte{m.Protocol.Probe(m.statement(v), wire.MAC{})}
 }
 
-// probedAtLast reports whether the step is one of the probes of a VIP that leaves. Those of a new VIP go on: if the VIP
-// is free, this node answers for it until the next owner is heard, which may wait for its kube-proxy.
+// probedAtLast reports whether the step is one of the probes of a VIP that leaves. The probes of a new VIP continue when it
+// leaves: if it is free, this node answers for it until the next owner is heard, which may have to wait for its kube-proxy.
 func (v *vip) probedAtLast(s step) bool {
 	return (v.reason == Probing || v.answersAtLast()) && s >= stepProbe && s <= stepProbed
 }

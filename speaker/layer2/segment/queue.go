@@ -76,7 +76,7 @@ func (p pending) done() {
 }
 
 // step is the kind of a pending frame. Steps below stepRefresh are the announcements of Schedule. Steps from
-// stepProbe to below stepProbed are the probes of a VIP. At stepProbed there is no time left to answer the last one.
+// stepProbe to below stepProbed are the probes of a VIP. At stepProbed the time to answer the last one is over.
 type step int
 
 const (
@@ -97,7 +97,7 @@ const (
 // claims reports whether the step announces the VIP. The others ask for it.
 func (s step) claims() bool { return s < stepProbe }
 
-// scheduled reports whether the step is an announcement that another one follows.
+// scheduled reports whether another announcement may follow this step.
 func (s step) scheduled() bool { return s <= stepRefresh }
 
 // pending is something that has to be sent when it is due.

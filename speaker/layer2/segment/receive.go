@@ -66,7 +66,7 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	switch {
 	case v.Leaving && !v.answersAtLast():
 		return
-	case v.Leaving && known: // a speaker that has yielded to us shall get it
+	case v.Leaving && known: // the next owner, which has yielded to this node
 		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) {
 			m.out.send(m.Protocol.Probe(m.numbered(v, n), msg.From))
 		}
@@ -79,7 +79,7 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	s := wire.Statement{Self: m.Self, VIP: v.addr}
 	if msg.Probes() && msg.Seal != (seal.Seal{}) { // from a speaker
 		s = m.statement(v)
-		if known { // who asks yields to the answer, or gives the VIP up because of it, and its claim is over
+		if known { // the sender yields to the answer, or gives the VIP up because of it: its claim is over
 			v.claimed = time.Time{}
 			if n := msg.Seal.Nonce(); n != (seal.Nonce{}) {
 				s = m.numbered(v, n)
@@ -109,8 +109,8 @@ func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 	}
 }
 
-// heed handles a question about a VIP that this node does not announce. If the number is that of a question of ours,
-// the speaker that we asked returns it: it answers for the VIP, which leaves, until it hears the next owner.
+// heed handles a question about a VIP that this node does not announce. If its nonce is that of a question of this node,
+// it comes from the speaker that was asked: the VIP leaves that speaker, which answers for it until it hears the next owner.
 func (m *Machine) heed(v *vip, msg wire.Message) {
 	switch {
 	case v.reason != Yielded || !m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now):
@@ -144,7 +144,7 @@ func (m *Machine) noteConflict(v *vip, n Note) {
 	m.out.Conflicts++
 }
 
-// defend has a VIP that another host claims announced again, unless it was defended within
+// defend schedules an announcement of a VIP that another host claims, unless it was defended within
 // DefendInterval. The last report of a conflict does not count as a defence: that conflict may have been a
 // question, which was answered and not contradicted.
 func (m *Machine) defend(v *vip, due time.Time) {

@@ -43,7 +43,7 @@ type Assigned struct{ VIPs map[netip.Addr]VIP }
 type VIP struct {
 	// Probe is set if the VIP has to be probed before it is announced.
 	Probe bool
-	// Home is set if the node owns the VIP if all nodes are able. Of two speakers that claim the VIP, the
+	// Home is set if the node owns the VIP when all nodes are able to. Of two speakers that claim the VIP, the
 	// one with Home keeps it.
 	Home bool
 	// Apart is set if the node has lost the other speakers with a link. It yields to a speaker that is not
@@ -104,7 +104,7 @@ type Effects struct {
 // Kind is what a Note is about.
 type Kind int
 
-// The kinds of notes. What they are about is in brackets.
+// The kinds of notes, with the fields that they set in brackets.
 const (
 	// Conflict: another host claims a VIP [VIP, Other, First, OtherCluster, Silent, Announced].
 	Conflict Kind = iota
@@ -281,8 +281,8 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 	}
 }
 
-// renew returns a new state for a VIP that comes, or comes back. It is neither waited for nor probed if this
-// node still answers for it. before may be nil.
+// renew returns a new state for a VIP that comes, or comes back. If this node still answers for the VIP, it
+// neither probes it nor waits for another speaker. before may be nil.
 func renew(before *vip, addr netip.Addr, w VIP) *vip {
 	answers := before.answersAtLast()
 	if before != nil {

@@ -23,7 +23,7 @@ var (
 	client = wire.MAC{2, 0, 0, 0, 0, 0xc}
 )
 
-// lan is a broadcast domain with machines, in a time of its own.
+// lan is a broadcast domain with machines, in simulated time.
 type lan struct {
 	now   time.Time
 	nodes []*Machine
@@ -39,7 +39,7 @@ type sent struct {
 	frame []byte
 }
 
-// newLAN returns a LAN with n nodes that know of each other that all are there.
+// newLAN returns a LAN with n nodes, none of which is lost.
 func newLAN(n int, family wire.Protocol) *lan {
 	l := &lan{now: time.Unix(0, 0)}
 	for i := range n {
@@ -49,7 +49,7 @@ func newLAN(n int, family wire.Protocol) *lan {
 	return l
 }
 
-// step takes an event to a node, and what it sends to the others, until all is quiet.
+// step gives an event to a node, and delivers what the nodes send until all is quiet.
 func (l *lan) step(i int, e Event) {
 	l.act(i, e)
 	for len(l.wire) > 0 {
@@ -97,7 +97,7 @@ func latest(a, b time.Time) time.Time {
 
 func (l *lan) assign(i int, vips map[netip.Addr]VIP) { l.step(i, Assigned{vips}) }
 
-// lose tells all that speakers are lost.
+// lose reports to all nodes that speakers are lost.
 func (l *lan) lose() {
 	for i := range l.nodes {
 		l.step(i, Surroundings{Crowd: 1})
@@ -145,7 +145,7 @@ func TestThreeSpeakersAndOneVIP(t *testing.T) {
 }
 
 // A rival is heard before this node knows that speakers are lost: it might be the next owner.
-// Once they are lost it is none, and is corrected as soon as any.
+// Once speakers are lost it cannot be, and its claim is corrected as soon as any other.
 func TestRivalHeardBeforeTheLoss(t *testing.T) {
 	t.Parallel()
 	l := newLAN(2, wire.ARP{})
@@ -160,9 +160,9 @@ func TestRivalHeardBeforeTheLoss(t *testing.T) {
 	assert.Equal(t, []int{0}, l.announcers(vipA))
 }
 
-// Speakers that cease to hear each other notice it one after the other, and claim each VIP
-// in every order. Who claimed one and has left it to a third is silent when he is asked,
-// which makes nobody a stranger: a conflict would cost the Service its address.
+// Speakers that stop hearing each other notice it one after the other, and claim each VIP
+// in every order. A speaker that claimed a VIP and has yielded it to a third one does not
+// answer a question. That is no conflict, which would cost the Service its address.
 func TestNobodyIsTakenForAStranger(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(50) {
@@ -200,8 +200,8 @@ func TestNobodyIsTakenForAStranger(t *testing.T) {
 	}
 }
 
-// Who has left a VIP to another speaker hears when that one leaves it to a third: it does
-// not take the silence of the one for the absence of both.
+// A speaker that has yielded a VIP hears when the other one yields it to a third. It does not
+// take the silence of the second for the absence of both.
 func TestYieldedToWhoYields(t *testing.T) {
 	t.Parallel()
 	l := newLAN(3, wire.ARP{})
@@ -217,8 +217,8 @@ func TestYieldedToWhoYields(t *testing.T) {
 	}
 }
 
-// A VIP that moves by plan is answered for at every moment, by both nodes for no longer
-// than a frame takes, whoever hears of it first.
+// When a VIP moves by plan, a node answers for it at every moment, and both do for no longer
+// than a frame takes, whichever hears of the move first.
 func TestMoveByPlan(t *testing.T) {
 	t.Parallel()
 	for _, oldFirst := range []bool{true, false} {
@@ -254,7 +254,7 @@ func (l *lan) answerers(vip netip.Addr) (nodes []int) {
 	return nodes
 }
 
-// A VIP in a hurry is looked at each second, though others that are not wait before it.
+// A VIP with Hurry is probed each second, although others without it wait before it in the queue.
 func TestHurryWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	l := newLAN(1, wire.ARP{})
@@ -272,8 +272,8 @@ func TestHurryWaitsForNobody(t *testing.T) {
 	assert.Empty(t, l.nodes[0].State(vipA).Reason)
 }
 
-// Whatever others claim, in their own name or with recorded seals, what is kept is bounded
-// by the VIPs.
+// Whatever others claim, with their own or with recorded seals, the state is bounded by the
+// number of VIPs.
 func TestPendingIsBounded(t *testing.T) {
 	t.Parallel()
 	l := newLAN(1, wire.ARP{})
@@ -298,8 +298,8 @@ func TestPendingIsBounded(t *testing.T) {
 	}
 }
 
-// A VIP moves to another node while this one still probes it. Once it is free this node answers for it until the next
-// owner is heard, and if another machine has it, it does not. Seed 301397 of make simulate found that nobody did.
+// A VIP moves to another node while this one still probes it. If it is free, this node answers for it until the next
+// owner is heard; if another machine has it, this node does not. In seed 301397 of make simulate nobody answered.
 func TestProbesOfAVIPThatLeavesGoOn(t *testing.T) {
 	t.Parallel()
 	for _, taken := range []bool{false, true} {
@@ -332,8 +332,8 @@ func sealed(vip netip.Addr, home bool) Received {
 	return Received{wire.Of(vip).Announce(claim, true)[0]}
 }
 
-// A VIP that arrives stays where it is while that node answers, whether it knows that it leaves or not, and is claimed
-// if nobody does.
+// An arriving VIP stays where it is while its old owner answers, whether that node knows that the VIP leaves or not. It is
+// claimed if nobody answers.
 func TestWhatArrivesIsLeftToWhoAnswers(t *testing.T) {
 	t.Parallel()
 	const silence = (maxMissed + 2) * pollInterval
@@ -370,8 +370,8 @@ func TestWhatArrivesIsLeftToWhoAnswers(t *testing.T) {
 	require.Equal(t, []Note{{Kind: Free, VIP: vipA}}, l.notes)
 }
 
-// A speaker of v0.1.0 answers no question about a VIP that leaves, and ceases to answer clients after 2 s. The VIP is claimed
-// before.
+// A speaker of v0.1.0 answers no question about a leaving VIP, and stops answering clients after 2 s. The VIP is claimed
+// before that.
 func TestWhatArrivesFromASpeakerOfV010(t *testing.T) {
 	t.Parallel()
 	l := newLAN(2, wire.ARP{})
@@ -386,8 +386,8 @@ func TestWhatArrivesFromASpeakerOfV010(t *testing.T) {
 	require.Equal(t, []int{1}, l.answerers(vipA))
 }
 
-// A speaker that had many VIPs died while it handed them over. Whoever waits for it asks for each, and claims all that it does
-// not have before their clients give up; those that it answers for it asks for no more often than ever.
+// A speaker with many VIPs died while it handed some of them over. The next owner asks about each, and claims all for which
+// nobody answers before their clients give up. About the others it asks no more often than usual.
 func TestManyThatArriveFromNobody(t *testing.T) {
 	t.Parallel()
 	many := func(v VIP) map[netip.Addr]VIP {
@@ -407,7 +407,7 @@ func TestManyThatArriveFromNobody(t *testing.T) {
 	}
 }
 
-// A VIP comes back to a node that should not have it yet. If that one still answers for it, nobody else does, and if the
+// A leaving VIP comes back to its node as an arriving one. If that node still answers for it, only that node does. If the
 // next owner has taken it, it stays there.
 func TestWhatComesBackWhileItArrives(t *testing.T) {
 	t.Parallel()
@@ -429,7 +429,8 @@ func TestWhatComesBackWhileItArrives(t *testing.T) {
 	}
 }
 
-// A VIP comes back, and another machine was seen to have it meanwhile. This node still answers for it, and goes on.
+// A leaving VIP comes back, and has to be probed because another machine was seen to have it. This node still answers for it,
+// and continues without probes.
 func TestWhatComesBackIsNotProbedWhileItIsAnsweredFor(t *testing.T) {
 	t.Parallel()
 	l := newLAN(1, wire.ARP{})
@@ -439,7 +440,7 @@ func TestWhatComesBackIsNotProbedWhileItIsAnsweredFor(t *testing.T) {
 	}
 }
 
-// A VIP that was not announced yet, because it arrived, is not answered for while it leaves.
+// An arriving VIP that was not announced is not answered for when it leaves.
 func TestWhatHasNotArrivedIsNotAnsweredFor(t *testing.T) {
 	t.Parallel()
 	l := newLAN(1, wire.ARP{})
@@ -451,8 +452,8 @@ func TestWhatHasNotArrivedIsNotAnsweredFor(t *testing.T) {
 	require.Empty(t, l.story)
 }
 
-// Both sides of a partition have a VIP. It is over, and one gives the VIP up: no client finds it at both, and those of
-// its side hear the other one, though speakers may be of one mind before anybody has announced anything again.
+// Both sides of a partition have a VIP. The partition ends, and one side gives the VIP up. No client finds it at both nodes,
+// and clients of that side hear the other node, although speakers may agree before anybody has announced anything again.
 func TestNextOwnerOutOfAPartition(t *testing.T) {
 	t.Parallel()
 	for _, whole := range []bool{false, true} {
@@ -476,8 +477,9 @@ func TestNextOwnerOutOfAPartition(t *testing.T) {
 	}
 }
 
-// A VIP goes to another node and back at once, and its owner hears of neither before that node asks for it. It relies on the
-// answer, so that its claim does not count when the owner hears of the first move. Seed 1865 of make simulate found that.
+// A VIP moves to another node and back at once. The old owner hears of neither move before the other node asks about the VIP,
+// and yields to the answer. So the other node's claim does not count when the old owner hears of the first move. (Seed 1865
+// of make simulate.)
 func TestWhoHasAnsweredGoesOn(t *testing.T) {
 	t.Parallel()
 	l := newLAN(2, wire.ARP{})
@@ -506,8 +508,8 @@ func TestOnlyASpeakerIsTheNextOwner(t *testing.T) {
 	require.Empty(t, l.answerers(vipA))
 }
 
-// A node has yielded to a speaker that gives the VIP up. It claims the VIP when it asks next, and does not wait until that
-// speaker is silent.
+// A node has yielded to a speaker that gives the VIP up. It claims the VIP with its next question, and does not wait until
+// that speaker is silent.
 func TestYieldedHearsThatTheVIPLeaves(t *testing.T) {
 	t.Parallel()
 	l := newLAN(2, wire.ARP{})
@@ -521,8 +523,8 @@ func TestYieldedHearsThatTheVIPLeaves(t *testing.T) {
 	require.Equal(t, []int{1}, l.answerers(vipA))
 }
 
-// Two speakers that do not see each other both get a new VIP that a host has. One leaves it to the other, which
-// does not announce it, and so does not answer. Nobody announces it before the host is gone. The same is so if the
+// Two speakers that do not see each other both get a new VIP that a host has. One yields it to the other, which
+// does not announce it, and so does not answer. Neither announces it before the host is gone; the same holds if the
 // first one waits for its kube-proxy.
 func TestYieldedWhileItWasProbed(t *testing.T) {
 	t.Parallel()
