@@ -29,7 +29,7 @@ func resident(b *testing.B) float64 {
 	return float64(kb) / 1024
 }
 
-// live returns the memory in use, in MB.
+// live returns the memory of the heap in use, in MB.
 func live() float64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -183,9 +183,9 @@ func BenchmarkSend(b *testing.B) {
 	b.ReportMetric(float64(one.Microseconds())/1000/float64(b.N), "ms/one")
 }
 
-// BenchmarkOneMore is what one more VIP among 10,000 costs the announcer with two
-// peers before anything is sent: when it has to find out what changed (Set), and
-// when it is told (Update).
+// BenchmarkOneMore measures what one more VIP among 10,000 costs the announcer with
+// two peers before anything is sent: when it has to find the change (Set), and when
+// the caller names it (Update).
 func BenchmarkOneMore(b *testing.B) {
 	const prefixes = 10_000
 	attributes := plan.Attributes{Communities: []config.Community{64512<<16 | 1}}

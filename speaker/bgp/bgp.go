@@ -13,7 +13,7 @@
 // The files, from the outside in:
 //
 //	bgp.go         Announcer: the task that has the sessions
-//	machine.go     Machine: which sessions there are to be, and what they are to send, without a clock and sockets
+//	machine.go     Machine: which sessions are wanted and what each sends, without a clock and sockets
 //	session.go     a session: it connects, waits and tries again
 //	connect.go     its TCP connection; collision.go: one more, that the router opened
 //	open.go        OPEN messages, and what both sides can
@@ -21,7 +21,7 @@
 //	rib.go         what the router has been sent, and is to be sent
 //	message.go     messages and their bytes
 //	unnumbered.go  routers that are found on a link, and not by address
-//	status.go, metrics.go, reasons.go what people see
+//	status.go, metrics.go, reasons.go: status, metrics, and reasons in words
 package bgp
 
 import (
@@ -55,8 +55,8 @@ type Options struct {
 	// keeps the sessions down that need it. With config.ErrNotRead the existing sessions stay
 	// as they are.
 	Passwords func(config.SecretKey) (string, error)
-	// Restarting is set when another process announced before this one. Routers that keep its
-	// routes for a restart (RFC 4724) may still have them, and do until this process has
+	// Restarting is set when another process announced before this one. Routers that keep
+	// routes over a restart (RFC 4724) may have those of that process until this one has
 	// announced its own.
 	Restarting bool
 	// NextHops returns the addresses of the interface that has the one given, the
@@ -141,8 +141,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 
 // Stop ends Run, which must have been started, and waits until all sessions are closed. When
 // the process will be back soon (restarting), routers that agreed to graceful restart (RFC
-// 4724) are left without a word and keep the routes meanwhile. All others are sent a
-// NOTIFICATION, and drop the routes.
+// 4724) are sent no NOTIFICATION and keep the routes meanwhile. All others are sent one, and
+// drop the routes.
 func (a *Announcer) Stop(restarting bool) {
 	select {
 	case a.end <- restarting:
@@ -166,10 +166,10 @@ func (a *Announcer) do(ctx context.Context, f func()) error {
 }
 
 // Set replaces all sessions and routes. No session is opened before the first call. That call
-// must have all routes, because routers that wait for the end of the routes after a restart
-// are then sent it. A session goes on unless something has changed that is in its OPEN or a
-// property of its TCP connection. The password of its Secret is one. Set does not wait for
-// routers. The values in the maps belong to the Announcer from now on.
+// must have all routes: routers that wait for the End-of-RIB marker after a restart are sent it
+// after them. A session goes on unless something has changed that is in its OPEN or a
+// property of its TCP connection, such as the password. Set does not wait for routers. The
+// values in the maps belong to the Announcer from now on.
 func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 	return a.do(ctx, func() {
 		a.machine.Set(want)
@@ -178,8 +178,8 @@ func (a *Announcer) Set(ctx context.Context, want plan.BGP) error {
 }
 
 // Update is Set for a caller that knows which routes have changed since the last call that
-// returned nil. It looks at no others, so that one more VIP costs the same however many there
-// are.
+// returned nil. It looks at these alone: the cost of one more VIP does not depend on how many
+// there are.
 func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error {
 	return a.do(ctx, func() {
 		a.machine.Update(want, changed)
@@ -205,7 +205,7 @@ func (a *Announcer) Drain(ctx context.Context, on bool) error {
 	return a.do(ctx, func() { a.machine.Drain(on) })
 }
 
-// follow has a session run for each peering.
+// follow starts and ends sessions, so that there is one for each peering.
 func (a *Announcer) follow() {
 	var fresh []*session
 	gone := false
@@ -235,6 +235,6 @@ func (a *Announcer) follow() {
 }
 
 // Changed returns a channel that is closed when there is another session, when
-// one comes up or goes down, or has another error. Ask for it before Peers and
-// nothing is missed.
+// one comes up or goes down, or has another error. Take the channel before you
+// call Peers, and no change is missed.
 func (a *Announcer) Changed() <-chan struct{} { return a.changes.Next() }

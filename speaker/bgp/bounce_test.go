@@ -15,9 +15,9 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
-// What a router brings for a port that nobody serves goes to and fro. The guide's lines
-// end that, and leave what is served to whom it is for: those who come by the router,
-// and the node itself.
+// Node and router forward packets for a port that nobody serves to each other. The guide's
+// lines end that, and leave the served ports to all clients: those behind the router, and
+// the node itself.
 func TestPacketsThatNobodyServes(t *testing.T) {
 	t.Parallel()
 	s := testnet.NewSegment(t, 3)
@@ -49,7 +49,7 @@ func TestPacketsThatNobodyServes(t *testing.T) {
 			if err != nil {
 				return
 			}
-			io.WriteString(conn, "pod") //nolint:errcheck // who asks sees it
+			io.WriteString(conn, "pod") //nolint:errcheck // the client notices
 			conn.Close()
 		}
 	}()
@@ -90,7 +90,7 @@ func TestPacketsThatNobodyServes(t *testing.T) {
 	require.True(t, found, "the guide has lines for the host")
 	before = forwarded(t, node)
 	_, err = reach(client, "81")
-	require.ErrorContains(t, err, "no route to host", "the client is told")
+	require.ErrorContains(t, err, "no route to host", "the client gets an ICMP error")
 	require.Equal(t, before, forwarded(t, node))
 	everybody()
 }
@@ -128,7 +128,7 @@ func TestIPv6PacketsThatNobodyServes(t *testing.T) {
 		}
 	}
 	hops, err = bounced()
-	require.ErrorContains(t, err, "network is unreachable", "the client is told: no route, as ICMPv6 has it")
+	require.ErrorContains(t, err, "network is unreachable", "the client gets an ICMPv6 error: no route")
 	require.Zero(t, hops)
 }
 

@@ -26,8 +26,8 @@ type collision struct {
 	result chan []byte // the OPEN's body; nil: the connection is closed
 }
 
-// collide begins a collision in place of any before it. Only run calls it, and all other
-// methods in this file except greet.
+// collide begins a collision in place of any before it. Only run calls it and the other methods
+// of this file, except greet.
 func (s *session) collide(t target, conn *net.TCPConn) {
 	s.dismiss()
 	c := &collision{conn: conn, result: make(chan []byte, 1)}

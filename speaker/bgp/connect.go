@@ -171,8 +171,8 @@ func (e *encoding) nextHops(local netip.Addr, n nextHopAddrs, ipv4OverIPv6 bool)
 	}
 }
 
-// listeners are where passive peers connect: on the address that each has its
-// session with, and on no other. They belong to Run.
+// listeners accept the connections of passive peers: on the node's address of each
+// session, and on no other. They belong to Run.
 type listeners struct {
 	inside func(func() error) error
 	// peers are the passive ones by their addresses; read when one connects.

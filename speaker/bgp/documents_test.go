@@ -17,8 +17,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/snapshot"
 )
 
-// planned is what the node n1, with these annotations, does by BGP for a document, where
-// each Service has one of the VIPs. Those in silent have no endpoints.
+// planned returns the plan for BGP of node n1 with these annotations, for a document. Each
+// Service has one of the VIPs; those in silent have no endpoints.
 func planned(cfg *config.Config, annotations map[string]string, vips []netip.Addr, silent ...netip.Addr) plan.BGP {
 	n1 := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: annotations, Labels: map[string]string{"rack": "a"}}}
 	n1.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node4.String()}}
@@ -30,8 +30,8 @@ func planned(cfg *config.Config, annotations map[string]string, vips []netip.Add
 	return plan.Make("n1", s).BGP
 }
 
-// A router sees the aggregate of a document, and the AS number that the node's
-// annotation says; and the single routes when one of the addresses is not served.
+// A router sees the aggregate of a document, and the AS number in the node's
+// annotation; and the single routes when one of the addresses is not served.
 func TestAggregateAndAnnotationAtARouter(t *testing.T) {
 	t.Parallel()
 	cfg, err := config.Parse([]byte(`

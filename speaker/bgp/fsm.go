@@ -179,11 +179,11 @@ func (s *session) exchange(ctx context.Context, t *target, conn net.Conn, router
 	return n, err
 }
 
-// sendNotification sends the router why the session ends, unless it is not to know, and waits
-// until the router has closed the connection. If we closed a connection with unread data, the
-// kernel would discard the message. A router must also see the end of a session whose routes
-// stay before anything that follows: if it first learns that BFD is switched off, it may take
-// that for a failure, as FRR does, and drop the routes.
+// sendNotification sends the router the reason for the end of the session, if it is to be sent
+// one, and waits until the router has closed the connection. If we closed a connection with
+// unread data, the kernel would discard the message. If the routes are to stay, the router must
+// also see the end of the session before the end of BFD, which it may take for a failure, as FRR
+// does, and drop the routes.
 func (s *session) sendNotification(conn net.Conn, err error, n negotiated) {
 	f := brokenConnection(err)
 	if f.notification == nil || conn.SetDeadline(time.Now().Add(lastWord)) != nil {
@@ -379,8 +379,8 @@ func (w *writer) flush() error {
 	})
 }
 
-// send sends the batch, one family after the other. An aggregate may take the place of prefixes in it, or they its place:
-// what comes is announced before anything goes.
+// send sends the batch, one family after the other. Announcements come before withdrawals, because an aggregate may replace
+// the prefixes in it, or they the aggregate.
 func (b *batch) send(withdraw func([]netip.Prefix) error, announce func(attributes, []netip.Prefix) error) error {
 	for _, is4 := range []bool{true, false} {
 		for a, prefixes := range b.announce {

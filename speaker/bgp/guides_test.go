@@ -18,7 +18,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// guides is where people copy both sides of a session from.
+// guides has the examples from which people copy both sides of a session.
 const guides = "../../docs/guides"
 
 // examples returns a guide's fenced blocks in a language.
@@ -32,7 +32,7 @@ func examples(t *testing.T, file, language string) (all []string) {
 	return all
 }
 
-// Every example for FRR and BIRD is one that they read.
+// FRR and BIRD accept every example for them.
 func TestRoutersReadTheGuides(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(guides + "/*.md")
@@ -55,8 +55,8 @@ func TestRoutersReadTheGuides(t *testing.T) {
 	}
 }
 
-// Who copies both sides of the guides' example has a session, with the password and
-// TTL security, and the router takes the addresses of the pool and no others.
+// The guides' examples for both sides give a session with the password and TTL security, in
+// which the router accepts the addresses of the pool and no others.
 func TestExampleOfTheGuides(t *testing.T) {
 	t.Parallel()
 	cfg, err := config.ParseFile("bgp.md", []byte(examples(t, guides+"/bgp.md", "yaml")[0]))
@@ -94,7 +94,7 @@ func TestExampleOfTheGuides(t *testing.T) {
 			w.up(peer.Name)
 			w.until("routes of others", func() bool { return w.status(peer.Name).Advertised == len(others) },
 				func() any { return w.status(peer.Name) })
-			for _, p := range pool { // told last, so that the others have arrived
+			for _, p := range pool { // announced last, so that the others have arrived
 				w.route(p, peer.Name, attributes)
 			}
 			w.set()

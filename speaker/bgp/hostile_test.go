@@ -20,7 +20,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// fake is a router at the address that does as it is told with each connection.
+// fake is a router at the address. It calls the function with each connection.
 func fake(t testing.TB, host *testnet.Host, address netip.Addr, serve func(net.Conn)) {
 	t.Helper()
 	fakeAt(t, host, netip.AddrPortFrom(address, 179), serve)
@@ -83,8 +83,8 @@ func answer(conn net.Conn) (all string) {
 	}
 }
 
-// Whatever a router sends, only its own session suffers: it ends with words
-// for who is paged, and a NOTIFICATION for who reads the router's log.
+// Whatever a router sends, only its own session suffers: it ends with a reason
+// for the operator, and a NOTIFICATION for the router's log.
 func TestHostileRouters(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -255,9 +255,9 @@ func accepted(t testing.TB, conn net.Conn) {
 	}
 }
 
-// A router that lost its power and is back knows nothing of the connection. The
-// node learns that from its next keepalive, or from the router's new connection,
-// and does not wait for the hold time.
+// A router that lost its power has forgotten the connection. The node learns that
+// from its next keepalive, or from the router's new connection, and does not wait
+// for the hold time.
 func TestHalfOpenConnection(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -303,8 +303,8 @@ func TestHalfOpenConnection(t *testing.T) {
 	require.Contains(t, w.log.String(), "the router opened another connection")
 }
 
-// Who opens connections from the router's address ends no session by that alone,
-// and of those connections two at most stay open.
+// Connections from the router's address alone do not end the session, and two of
+// them at most stay open.
 func TestSecondConnectionOfAPassivePeer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -353,7 +353,7 @@ func TestSecondConnectionOfAPassivePeer(t *testing.T) {
 	w.until("a new session", func() bool { return w.up("tor").Since.After(up.Since) }, func() any { return w.status("tor") })
 }
 
-// A route to the router that is away for a moment ends no session that is up.
+// A session that is up survives a moment without a route to the router.
 func TestRouteOfAPassivePeerIsAway(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -372,17 +372,17 @@ func TestRouteOfAPassivePeerIsAway(t *testing.T) {
 	require.Equal(t, up.Since, w.status("tor").Since)
 }
 
-// The process that will be back ends only when its routers have noticed: what it
-// does last must not come before that.
+// A process that will be back ends only when its routers have seen the sessions end:
+// what it does last must not come before that.
 func TestStopWaitsForRouters(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	const slow = 300 * time.Millisecond
-	said := make(chan string, 1)
+	notifications := make(chan string, 1)
 	fake(t, w.tor, tor4, func(conn net.Conn) {
 		conn.Write(opened(t, 90, packet.NewCapGracefulRestart(false, true, 60, nil)))
 		conn.Write(keepalive)
-		said <- answer(conn) // until the node's end is closed
+		notifications <- answer(conn) // until the node's end is closed
 		time.Sleep(slow)
 	})
 	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
@@ -391,10 +391,10 @@ func TestStopWaitsForRouters(t *testing.T) {
 	begin := time.Now()
 	w.stop(true)
 	require.GreaterOrEqual(t, time.Since(begin), slow)
-	require.Empty(t, <-said, "NOTIFICATIONs")
+	require.Empty(t, <-notifications, "NOTIFICATIONs")
 }
 
-// A router whose sessions do not last is tried less and less often.
+// Attempts at a router whose sessions do not last become less frequent.
 func TestFlappingRouter(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

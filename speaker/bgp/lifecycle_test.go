@@ -69,8 +69,8 @@ func TestUnnumberedPeer(t *testing.T) {
 	w.up("tor")
 }
 
-// Anybody on the link can advertise a router. While there is a session nobody is
-// believed but the router that it is with, and after it the same one comes first.
+// Anybody on the link can advertise a router. While there is a session, no other router is
+// accepted, and after it the same router is preferred.
 func TestAnotherRouterOnTheLink(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -79,15 +79,15 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 		p.Address, p.Interface, p.PeerASN = netip.Addr{}, "eth0", config.ASN{External: true}
 	})
 	w.start()
-	// FRR opens a connection at the same time, and ends one of the two when it pleases, which
-	// takes seconds on a busy machine.
+	// FRR opens a connection at the same time, and ends one of the two, which takes seconds on a
+	// busy machine.
 	w.until("a session that lasts", func() bool { return time.Since(w.up("tor").Since) > 10*time.Second },
 		func() any { return w.status("tor") })
 	first := w.up("tor")
 
 	rival := w.segment.Hosts[2]
 	linkLocal := func() string { return rival.Run("ip", "-6", "addr", "show", "dev", "eth0", "scope", "link") }
-	// A socket is bound to no address of which it is not known whether somebody else has it.
+	// No socket can be bound to an address before duplicate address detection is over.
 	w.until("a link-local address of the rival", func() bool {
 		return strings.Contains(linkLocal(), "fe80:") && !strings.Contains(linkLocal(), "tentative")
 	}, func() any { return linkLocal() })
@@ -99,7 +99,7 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 		}
 		return err
 	}))
-	// To the node alone: FRR believes whoever advertised itself last.
+	// To the node alone: FRR accepts the last router that advertised itself.
 	to := first.LocalAddress.WithZone("eth0")
 	over := make(chan struct{})
 	t.Cleanup(func() { conn.Close(); <-over })
@@ -120,7 +120,7 @@ func TestAnotherRouterOnTheLink(t *testing.T) {
 	require.Equal(t, first.Address, w.status("tor").Address)
 }
 
-// What follows of advertisements, sessions and their ends.
+// Which router is chosen after advertisements, sessions and their ends.
 func TestChoiceOfRouter(t *testing.T) {
 	t.Parallel()
 	tor, rival := netip.MustParseAddr("fe80::1%eth0"), netip.MustParseAddr("fe80::2%eth0")
@@ -128,20 +128,20 @@ func TestChoiceOfRouter(t *testing.T) {
 		return time.Unix(0, 0).Add(time.Duration(seconds * float64(time.Second)))
 	}
 	c := &choice{}
-	hear := func(from netip.Addr, seconds float64) (changed, said bool) { return c.hear(from, at(seconds)) }
+	hear := func(from netip.Addr, seconds float64) (changed, rival bool) { return c.hear(from, at(seconds)) }
 	expect := func(want netip.Addr, why string) { t.Helper(); require.Equal(t, want, c.get(), why) }
 
 	changed, _ := hear(rival, 0)
 	require.True(t, changed)
-	_, said := hear(tor, 1)
-	require.True(t, said)
-	_, said = hear(tor, 2)
-	require.False(t, said, "once")
-	_, said = hear(netip.MustParseAddr("fe80::3%eth0"), 3)
-	require.False(t, said, "somebody makes routers up")
+	_, ignored := hear(tor, 1)
+	require.True(t, ignored)
+	_, ignored = hear(tor, 2)
+	require.False(t, ignored, "once")
+	_, ignored = hear(netip.MustParseAddr("fe80::3%eth0"), 3)
+	require.False(t, ignored, "somebody makes routers up")
 	expect(rival, "the first one")
 	hear(tor, 10)
-	expect(tor, "a router with which there is no session gives way, as to who is kept down waits for BFD")
+	expect(tor, "a router without a session is replaced, also while a session is not tried because of BFD")
 
 	hear(rival, 11)
 	expect(tor, "not at once")
@@ -150,7 +150,7 @@ func TestChoiceOfRouter(t *testing.T) {
 	expect(rival, "an attempt has failed")
 	c.end(tor, at(12))
 	hear(tor, 13)
-	expect(rival, "an attempt with another one says nothing of this one")
+	expect(rival, "an attempt with another one does not count against this one")
 	c.end(rival, at(13))
 	hear(tor, 13)
 	expect(tor, "")
@@ -269,7 +269,7 @@ func TestConfigurationAndGracefulRestart(t *testing.T) {
 	w.lacks(f, vip4)
 }
 
-// BIRD keeps them as well.
+// BIRD keeps the routes as well.
 func TestGracefulRestartWithBIRD(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -331,7 +331,7 @@ func TestStop(t *testing.T) {
 	require.Contains(t, plain.Ask("show bgp neighbors 198.18.0.1"), "Notification received (Cease/Administrative Shutdown)")
 }
 
-// What BFD says takes a session down and holds it there.
+// A failure that BFD reports takes a session down and holds it there.
 func TestSetDown(t *testing.T) {
 	t.Parallel()
 	w, f, other := twoRouters(t)
@@ -341,7 +341,7 @@ func TestSetDown(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(timeout):
-		t.Fatal("nobody is told")
+		t.Fatal("Changed is not closed")
 	}
 	require.Equal(t, "BFD: no packet for 300ms", w.down("tor").LastError)
 	w.lacks(f, vip4)
@@ -366,7 +366,7 @@ func TestSetDown(t *testing.T) {
 	w.up("late")
 }
 
-// Routers are asked to prefer others before routes are withdrawn (RFC 8326).
+// Routers are asked to prefer other paths before routes are withdrawn (RFC 8326).
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -417,7 +417,7 @@ func TestRouterRestarts(t *testing.T) {
 	require.Less(t, time.Since(begin), soon, "connect retry is 1 s")
 	w.has(f, vip4)
 
-	t.Log("its administrator asks for the routes again, and shuts the session down with a word")
+	t.Log("its administrator asks for the routes again, and shuts the session down with a message")
 	updates := neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv
 	f.Ask("clear bgp 198.18.0.1 soft in")
 	w.until("the routes again", func() bool { return neighbor(f, "198.18.0.1").MessageStats.UpdatesRecv == updates+1 },
@@ -437,8 +437,8 @@ func permitting(prefixes ...netip.Prefix) *netipx.IPSet {
 	return set
 }
 
-// Prefixes that may not be announced are not, whatever Set is given, and what
-// cannot be told is counted.
+// Prefixes that may not be announced are not, whatever Set is given, and prefixes
+// that are withheld are counted.
 func TestWithheld(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -456,7 +456,7 @@ func TestWithheld(t *testing.T) {
 	require.Nil(t, path(f, more4))
 	require.Contains(t, w.log.String(), "BGP holds back what bgpPermit of the configuration does not contain")
 
-	t.Log("what is permitted later is announced, what is not any more is withdrawn")
+	t.Log("a prefix that is permitted later is announced, one that is no longer permitted is withdrawn")
 	w.want.Permit = permitting(netip.MustParsePrefix("203.0.113.2/31"))
 	w.set()
 	w.has(f, more4)
@@ -497,7 +497,7 @@ func TestWithheld(t *testing.T) {
 	require.Equal(t, map[Withholding]int{"no_next_hop": 1}, w.status("tor").Withheld)
 }
 
-// Changes that come to nothing do not delay keepalives.
+// Changes that result in no UPDATE do not delay keepalives.
 func TestKeepalivesDuringChanges(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

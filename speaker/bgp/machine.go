@@ -42,7 +42,7 @@ type Machine struct {
 	peerings   map[string]*Peering
 	routes     map[netip.Prefix]plan.Route
 	permit     *netipx.IPSet     // see plan.BGP
-	down       map[string]string // peers not to be talked to, and why
+	down       map[string]string // peers whose sessions have to be down, and why
 	draining   bool
 }
 
@@ -71,7 +71,7 @@ func (m *Machine) Update(want plan.BGP, changed []netip.Prefix) {
 	m.setPeerings(want)
 }
 
-// SetDown is that of an Announcer.
+// SetDown does what Announcer.SetDown promises.
 func (m *Machine) SetDown(peer string, down bool, why string) {
 	if down {
 		m.down[peer] = why
@@ -85,7 +85,7 @@ func (m *Machine) SetDown(peer string, down bool, why string) {
 	}
 }
 
-// Drain is that of an Announcer.
+// Drain does what Announcer.Drain promises.
 func (m *Machine) Drain(on bool) {
 	m.draining = on
 	for _, p := range m.peerings {
@@ -96,7 +96,7 @@ func (m *Machine) Drain(on bool) {
 // Stop ends all peerings.
 func (m *Machine) Stop(restarting bool) { m.cancel(ending(causeStopped, restarting)) }
 
-// Peerings returns those that there are to be, by peer name. The map is the caller's.
+// Peerings returns the wanted peerings, by peer name. The map is the caller's.
 func (m *Machine) Peerings() map[string]*Peering { return maps.Clone(m.peerings) }
 
 func (m *Machine) setPeerings(want plan.BGP) {
@@ -200,14 +200,14 @@ func (m *Machine) setRoute(prefix netip.Prefix, route plan.Route) {
 	}
 }
 
-// flush has all sessions send what changed.
+// flush wakes all sessions to send what has changed.
 func (m *Machine) flush() {
 	for _, p := range m.peerings {
 		p.rib.flush()
 	}
 }
 
-// target is what a session shall be.
+// target is the wanted state of a session.
 type target struct {
 	plan.Session
 	password string
@@ -237,7 +237,7 @@ func (t *target) wire() wire {
 // differs returns why a session must end to reach the next target; nil: it need not.
 func (t *target) differs(next *target) *failure {
 	switch held := next.held(); {
-	case held != nil && held.cause != causeConnection: // that its router cannot connect ends no session that is up
+	case held != nil && held.cause != causeConnection: // a session that is up needs no further connection
 		return held
 	case t.password != next.password:
 		return ending(causePassword, false)
@@ -294,7 +294,7 @@ func (p *Peering) take(next target) *failure {
 	return why
 }
 
-// Restarts returns what the router hears about a restart; see openOf.
+// Restarts returns what the OPEN has about a restart; see openOf.
 func (p *Peering) Restarts() (restarting, kept bool) {
 	return p.restarting && !p.was, p.restarting || p.was
 }
@@ -320,13 +320,13 @@ func (p *Peering) longestPause(lasted time.Duration, now time.Time) time.Duratio
 // Session returns what is wanted.
 func (p *Peering) Session() plan.Session { return p.target.Session }
 
-// Held reports whether there may be no session now.
+// Held reports whether the session has to be down now.
 func (p *Peering) Held() bool { return p.ctx.Err() != nil || p.target.held() != nil }
 
 // End is how the node ends a session.
 type End struct{ failure *failure }
 
-// Agreed is what both ends of a session can; see RFC 4724 and RFC 8538.
+// Agreed has the capabilities that both ends of a session have; see RFC 4724 and RFC 8538.
 type Agreed struct{ Restart, Notify bool }
 
 // Message returns the body of the NOTIFICATION that the router is sent, nil if it is sent none.
@@ -378,7 +378,7 @@ type Update struct {
 
 // Updates returns what is to be sent now, in order.
 func (p *Peering) Updates() (all []Update) {
-	sorted := 0 // what is announced at once comes in the order of a map
+	sorted := 0 // announcements come in the order of a map
 	sort := func() {
 		slices.SortFunc(all[sorted:], func(a, b Update) int { return a.Prefixes[0].Compare(b.Prefixes[0]) })
 		sorted = len(all)

@@ -14,12 +14,12 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// known is a path as a router tells it. Those to external peers have no
+// known is a path as a router shows it. External peers have none with a
 // preference.
 type known struct{ nextHop, asPath, preference, med, community, large string }
 
-// start starts a router whose neighbour is the node. It returns what that knows
-// of a prefix; false: nothing.
+// start starts a router whose neighbour is the node. It returns a function for
+// the router's path to a prefix; false: there is none.
 type start func(t testing.TB, host *testnet.Host, asn int, local, node netip.Addr) func(netip.Prefix) (known, bool)
 
 func startFRR(t testing.TB, host *testnet.Host, asn int, _, node netip.Addr) func(netip.Prefix) (known, bool) {
@@ -90,9 +90,9 @@ protocol bgp node {
 	}
 }
 
-// Routers of both makes hear the same, whether they are internal or external,
-// over IPv4 and IPv6: routes of both families, with all attributes that such a
-// peer is told.
+// Routers of both makes get the same, whether they are internal or external,
+// over IPv4 and IPv6: routes of both families, with all attributes for such a
+// peer.
 func TestEverySessionCarriesBothFamilies(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]start{"FRR": startFRR, "BIRD": startBIRD} {
@@ -133,8 +133,8 @@ func TestEverySessionCarriesBothFamilies(t *testing.T) {
 	}
 }
 
-// A router that takes one family only is told no other, and the operator reads
-// what it lacks.
+// A router that accepts one family only is sent no other, and the operator sees
+// which one is missing.
 func TestSessionOfOneFamily(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

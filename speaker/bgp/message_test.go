@@ -47,9 +47,9 @@ func drawAttributes(t *rapid.T) plan.Attributes {
 	return a
 }
 
-// What is encoded says what was asked for, in messages of the allowed length:
-// gobgp decodes all prefixes and attributes again, and we count them right.
-func TestUpdatesSayWhatWasAskedFor(t *testing.T) {
+// UPDATEs have the wanted prefixes and attributes, in messages of the allowed length:
+// gobgp decodes all of them again, and countPrefixes counts them right.
+func TestUpdatesHaveWhatIsWanted(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		e := encoding{
@@ -200,8 +200,7 @@ func TestTwoByteASNumbers(t *testing.T) {
 	}
 }
 
-// Whatever comes from outside is read without a panic.
-// sameCount compares the number of prefixes in an UPDATE with that of the library, where it can read it.
+// sameCount compares the number of prefixes in an UPDATE with that of the library, if the library can read it.
 func sameCount(t *testing.T, body []byte) {
 	t.Helper()
 	update := &packet.BGPUpdate{}
@@ -230,6 +229,7 @@ func sameCount(t *testing.T, body []byte) {
 	require.Equal(t, n, counted, "%x", body)
 }
 
+// Any bytes of a peer are read without a panic.
 func FuzzRead(f *testing.F) {
 	t := &target{Session: plan.Session{Peer: &config.Peer{HoldTime: 90 * time.Second}, LocalASN: nodeASN, RouterID: node4}}
 	ours, err := openOf(t, true, true, true)
@@ -262,7 +262,7 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			text := brokenConnection(err).text
 			if text == "" || strings.ContainsAny(text, "\x00\n\x1b") {
-				t.Errorf("says %q", text)
+				t.Errorf("the reason is %q", text)
 			}
 		}
 		if s.received.Load() > uint64(len(b)) {

@@ -35,8 +35,8 @@ type negotiated struct {
 	restart, notify bool
 }
 
-// openOf returns our OPEN. restarting is set when our routes of before a restart may still be
-// there, and kept when their traffic was still served.
+// openOf returns our OPEN. restarting is set when the router may still have our routes from before
+// a restart, and kept when their traffic was served meanwhile.
 func openOf(t *target, overIPv6, restarting, kept bool) ([]byte, error) {
 	v4, v6 := packet.RF_IPv4_UC, packet.RF_IPv6_UC
 	capabilities := []packet.ParameterCapabilityInterface{
@@ -109,7 +109,7 @@ func (n *negotiated) take(open *packet.BGPOpen) {
 	for c := range capabilities(open) {
 		switch c := c.(type) {
 		case *packet.CapMultiProtocol:
-			if !multiProtocol { // who names families names all
+			if !multiProtocol { // a router that names one family names all
 				multiProtocol, n.ipv4 = true, false
 			}
 			n.ipv4 = n.ipv4 || c.CapValue == packet.RF_IPv4_UC

@@ -17,11 +17,11 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// soon is more than a busy machine takes for what is done at once.
+// soon is longer than a busy machine takes for what is done without waiting.
 const soon = 20 * time.Second
 
-// An external peer over IPv4 is told routes of both families, with all
-// attributes, and what changes.
+// An external peer over IPv4 is sent routes of both families, with all
+// attributes, and later changes.
 func TestExternalPeer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -51,7 +51,7 @@ func TestExternalPeer(t *testing.T) {
 	require.Equal(t, "64512:100 no-export", got.Community.String)
 	require.Equal(t, "64512:1:2", got.Large.String)
 	require.Equal(t, uint32(50), *got.Metric)
-	require.Nil(t, got.LocPrf, "external peers are told no local preference")
+	require.Nil(t, got.LocPrf, "external peers are sent no local preference")
 	require.Equal(t, []string{"198.18.0.1"}, got.nextHop("ipv4"))
 	require.Equal(t, "IGP", got.Origin)
 
@@ -75,8 +75,8 @@ func TestExternalPeer(t *testing.T) {
 	require.Empty(t, w.announcer.Peers())
 }
 
-// A session outlives addresses of the node: one of IPv6 may come minutes after it,
-// and go or be replaced while it lasts.
+// A session survives changes of the node's addresses: an IPv6 address may come minutes
+// after the session came up, and go or be replaced while it lasts.
 func TestNextHopsFollowTheNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -103,8 +103,8 @@ func TestNextHopsFollowTheNode(t *testing.T) {
 	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
 }
 
-// Each peer is told its own routes. What changes for one is a single UPDATE for
-// it and nothing for the other, whose session stays.
+// Each peer is sent its own routes. A change for one is a single UPDATE to it
+// and nothing to the other, whose session stays.
 func TestPeersAreIndependent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -203,7 +203,7 @@ func TestPasswords(t *testing.T) {
 	w.up("tor")
 	w.has(f, vip4)
 
-	t.Log("another Secret, which is read after the document and says the same")
+	t.Log("another Secret with the same password, which is read after the document")
 	dropped, same := neighbor(f, "198.18.0.1").ConnectionsDropped, config.SecretKey{Name: "tor-2", Key: "password"}
 	w.peer("tor", func(p *config.Peer) { p.Password = &same })
 	w.passwords.fail(same, config.ErrNotRead)
@@ -292,7 +292,7 @@ func TestPassivePeerWithoutAddress(t *testing.T) {
 	w.up("tor")
 	require.Equal(t, []string{"198.18.7.7"}, w.has(f, vip4).nextHop("ipv4"))
 
-	t.Log("or be of no use")
+	t.Log("or be unusable")
 	s.Source = node6
 	w.want.Sessions["tor"] = s
 	w.set()
@@ -313,8 +313,8 @@ func TestTTLSecurity(t *testing.T) {
 	w.peer("v6", func(p *config.Peer) { p.Address, p.TTLSecurity = tor6, 1 })
 	w.start()
 	w.up("v6")
-	// The TTL of 1 is not what the router wants, from when it looks at it: that
-	// may be after our first packets.
+	// The router does not accept the TTL of 1, once it checks TTLs: that may be after
+	// the first packets.
 	w.until("error", func() bool {
 		why := w.status("v4").LastError
 		return strings.Contains(why, "Perhaps it has TTL security") || strings.Contains(why, "hold timer expired")
@@ -325,15 +325,15 @@ func TestTTLSecurity(t *testing.T) {
 	w.up("v4")
 	w.has(f, vip4)
 
-	t.Log("nor do we hear a router that could be anywhere")
+	t.Log("nor does the node accept packets of a router that may be far away")
 	f.Configure("router bgp 64513", "no neighbor 2001:db8::1 ttl-security hops 1")
 	w.peer("v6", func(p *config.Peer) { p.Address, p.TTLSecurity, p.HoldTime = tor6, 1, 3*time.Second })
 	w.set()
 	w.down("v6", "the router has not")
 }
 
-// The router is behind another one, and the node's end is an address of its
-// own. Its router ID and AS number are those of the session.
+// The router is behind another one, and the node's end is a separate address.
+// The session has its own router ID and AS number.
 func TestMultihop(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

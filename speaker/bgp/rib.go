@@ -89,7 +89,7 @@ type rib struct {
 	mu       sync.Mutex
 	want     map[netip.Prefix]attributes
 	sent     map[netip.Prefix]attributes
-	pending  map[netip.Prefix]bool // what may be to be sent, and whether again
+	pending  map[netip.Prefix]bool // what may have to be sent; true: even if it is unchanged
 	permit   *netipx.IPSet         // see plan.BGP
 	draining bool
 	open     bool // whether there is a session
@@ -127,7 +127,7 @@ func (r *rib) markLocked(prefix netip.Prefix) {
 	}
 }
 
-// flush has the session send what changed.
+// flush wakes the session to send what has changed.
 func (r *rib) flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,7 +140,7 @@ func (r *rib) flushLocked() {
 	}
 }
 
-// drain sets whether all routes are to be avoided.
+// drain sets whether routers are asked to prefer other paths to all routes.
 func (r *rib) drain(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,7 +159,7 @@ func (r *rib) limit(permit *netipx.IPSet) {
 	r.markAllLocked()
 }
 
-// markAllLocked has the session look at all routes again.
+// markAllLocked marks all routes, and wakes the session.
 func (r *rib) markAllLocked() {
 	for prefix := range r.want {
 		r.markLocked(prefix)
@@ -178,7 +178,7 @@ func (r *rib) start() {
 	}
 }
 
-// stop is called when it is down.
+// stop is called when the session is down.
 func (r *rib) stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,7 +201,7 @@ func (r *rib) refresh(is4 bool) {
 type batch struct {
 	withdraw []netip.Prefix
 	announce map[attributes][]netip.Prefix
-	// forbidden would be, if it were permitted.
+	// forbidden are the wanted prefixes that are not permitted.
 	forbidden []netip.Prefix
 }
 

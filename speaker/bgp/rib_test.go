@@ -16,8 +16,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// A router that applies every batch knows what is wanted, whatever happens in
-// between; and nothing that it knows already is sent, unless it asks.
+// A router that applies every batch has the wanted routes, whatever happens in
+// between; and nothing that it has already is sent, unless it asks.
 func TestRIBAgainstARouter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -117,8 +117,8 @@ func TestRIBAgainstARouter(t *testing.T) {
 	})
 }
 
-// A prefix that takes the place of others is announced before they are withdrawn, and they are before it is: a router has
-// a route to each of their addresses at every moment.
+// A prefix that replaces others is announced before they are withdrawn, and vice versa: a router has a route to each of their
+// addresses at every moment.
 func TestRoutesComeBeforeOthersGo(t *testing.T) {
 	t.Parallel()
 	all := plan.Route{"tor": {}}

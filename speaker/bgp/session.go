@@ -74,8 +74,8 @@ func (s *session) run() {
 	}
 }
 
-// wait waits until there may be an attempt: nothing stands against a session, and the pause is
-// over or the router has connected. It returns false when the session is removed.
+// wait waits until an attempt may begin: nothing holds the session down, and the pause is over
+// or the router has connected. It returns false when the session is removed.
 func (s *session) wait(pause time.Duration) (*incoming, bool) {
 	due := time.After(pause)
 	for s.ctx.Err() == nil {
@@ -207,7 +207,7 @@ func (s *session) fail(f *failure) {
 	s.state.Store(&now)
 	level := slog.LevelWarn
 	switch f.cause {
-	case causeConfigured, causePassword, causeRemoved, causeStopped: // somebody wants it
+	case causeConfigured, causePassword, causeRemoved, causeStopped: // intended
 		level = slog.LevelInfo
 	}
 	switch {

@@ -70,7 +70,7 @@ type choice struct {
 	addr   netip.Addr // invalid: none
 	proven bool       // there was a session with it
 	since  time.Time  // it was taken
-	doubt  time.Time  // when it was heard last since the session with it, or an attempt, ended; zero: it did not
+	doubt  time.Time  // zero, or after the end of a session or attempt: when it was heard last, at first that end
 	rival  netip.Addr // the last other one that was logged
 	warned time.Time  // when that was
 }
@@ -200,7 +200,7 @@ func (d *discovery) doubt(name string, router netip.Addr) {
 	}
 }
 
-// find returns the router on an interface, and waits for it a while.
+// find returns the router on an interface. It waits for one for up to findTimeout.
 func (d *discovery) find(ctx context.Context, name string) (netip.Addr, error) {
 	l := d.link(name)
 	if l == nil {
@@ -257,7 +257,7 @@ func (l *link) listen(ctx context.Context, d *discovery) error {
 	return g.Wait()
 }
 
-// hear hears the routers on the link.
+// hear receives the advertisements of the routers on the link.
 func (l *link) hear(conn *ndp.Conn, d *discovery) error {
 	for {
 		m, control, from, err := conn.ReadFrom()
@@ -286,8 +286,8 @@ func advertises(m ndp.Message, control *ipv6.ControlMessage, from netip.Addr) bo
 	return ok && control != nil && control.HopLimit == ndp.HopLimit && from.IsLinkLocalUnicast()
 }
 
-// advertise asks for routers, while none is certain, and advertises the node
-// until ctx ends.
+// advertise advertises the node until ctx ends. It also asks for routers while none is
+// confirmed.
 func (l *link) advertise(ctx context.Context, send func(ndp.Message, netip.Addr) error, mac net.HardwareAddr) error {
 	address := []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: mac}}
 	for i := 0; ; i++ {

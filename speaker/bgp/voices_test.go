@@ -15,7 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// reflection is how a reflector tells a route to its clients (RFC 4456).
+// reflection has the attributes that a reflector adds to a route (RFC 4456).
 type reflection struct {
 	Paths []struct {
 		LocPrf       uint32
@@ -102,7 +102,7 @@ router bgp 64512
 		w.until("answer from the VIP", ping, func() any { return behind.Run("ip", "route", "show", "table", "all") })
 	}
 
-	t.Log("the client's route is dropped, and so are ours, which FRR tells its clients as well")
+	t.Log("the client's route is dropped, and so are ours, which FRR reflects to this node as well")
 	w.until("the client's route", func() bool { return w.status("reflector").Dropped >= 3 }, func() any { return w.status("reflector") })
 	require.NotContains(t, w.node.Run("ip", "route"), "192.0.2.0/24")
 
@@ -118,8 +118,8 @@ router bgp 64512
 	require.Zero(t, neighbor(reflector, "198.19.0.2").ConnectionsDropped)
 }
 
-// learnt are the routes that ExaBGP has, by prefix with their next hop, and the
-// families of which it was told all.
+// learnt has the routes of ExaBGP, by prefix with their next hop, and the families
+// whose End-of-RIB it has received.
 func learnt(e *router.ExaBGP) (routes map[string]string, whole []string) {
 	routes = map[string]string{}
 	for _, m := range e.Heard() {
@@ -142,8 +142,8 @@ func learnt(e *router.ExaBGP) (routes map[string]string, whole []string) {
 	return routes, whole
 }
 
-// ExaBGP, whose code has nothing in common with that of the others and with the
-// library that encodes our messages, understands us.
+// ExaBGP, whose code has nothing in common with that of the other routers and with the
+// library that encodes our messages, reads them.
 func TestExaBGP(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -34,8 +34,8 @@ var (
 	more4        = netip.MustParsePrefix("203.0.113.2/32")
 )
 
-// world is a segment with a node (host 0) and routers (hosts 1 and 2), and what
-// the node wants.
+// world is a segment with a node (host 0) and routers (hosts 1 and 2), with the
+// wanted sessions and routes of the node.
 type world struct {
 	t         testing.TB
 	segment   *testnet.Segment
@@ -208,7 +208,7 @@ router bgp %[1]d
 `, peerASN, address, nodeASN, more), daemons...)
 }
 
-// frrPath is a path as bgpd tells it.
+// frrPath is a path as bgpd shows it.
 type frrPath struct {
 	Valid     bool
 	Stale     bool
@@ -253,13 +253,13 @@ func (w *world) has(f *router.FRR, prefix netip.Prefix) *frrPath {
 	return path(f, prefix)
 }
 
-// lacks waits until the router has not the prefix.
+// lacks waits until the router does not have the prefix.
 func (w *world) lacks(f *router.FRR, prefix netip.Prefix) {
 	w.t.Helper()
 	w.until("withdrawal of "+prefix.String(), func() bool { return path(f, prefix) == nil }, func() any { return path(f, prefix) })
 }
 
-// frrNeighbor is a neighbour as bgpd tells it.
+// frrNeighbor is a neighbour as bgpd shows it.
 type frrNeighbor struct {
 	BgpState           string
 	ConnectionsDropped int
