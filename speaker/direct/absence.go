@@ -11,26 +11,26 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// A speaker that is heard again has catchUpTime to set rules. Of Services that came meanwhile it may hear later, after as long as
-// it was lost, up to longestCatchUp: TCP and watches of the API server wait longer and longer before they try again, its
-// kube-proxy's, too. But its own endpoints are reported from there, over the API server.
+// A speaker that is heard again has catchUpTime to write rules. It may hear of Services that came meanwhile later than that, after
+// as long as it was lost, up to longestCatchUp: TCP and watches of the API server, also those of its kube-proxy, retry at growing
+// intervals. It knows endpoints on its own node sooner: their readiness is reported from there, so its API server is reachable.
 const catchUpTime, longestCatchUp = 2 * time.Second, time.Minute
 
-// absences knows which nodes have no rules for a Service, or those of a time at which they had no endpoints of it,
-// since their speakers were not heard then, nor later. Such a node would answer what others keep by a
-// reset, or hand it to a node that was asked. It keeps nothing itself, so it is not asked.
+// absences knows which nodes have no rules for a Service, or only rules from before they had endpoints of it, because their
+// speakers were lost then and have not been heard since. Such a node would reset connections that others keep, or hand their
+// segments back to a node that was asked. It keeps no connections of the Service, so it is not asked.
 type absences struct {
-	// came is when a Service came, under "", and when a node joined those that keep its connections. What is older than
-	// all absences is not in it.
+	// came is when a Service came, under "", and when a node joined those that keep its connections. Times before all
+	// absences are left out.
 	came map[plan.LimitKey]map[string]time.Time
-	// away are the nodes whose speakers are not heard, or only again since a moment ago.
+	// away are the nodes whose speakers are lost or still catching up.
 	away map[string]absence
-	// nodes are those that report that they have the rules.
+	// nodes are the nodes that report that they have the rules.
 	nodes map[string][]netip.Addr
 }
 
-// absence begins when a speaker is heard no more. It was lost last at another time, and then it catches up: first it has rules
-// for its own endpoints. heard is set if it was lost last although its speaker was heard.
+// absence is the time for which a speaker is lost (since to last), and after that catches up. joins is set when it has rules
+// for its own endpoints, which it has first. heard is set if the node counts as lost although its speaker was heard.
 type absence struct {
 	since, last  time.Time
 	heard, joins bool
@@ -41,7 +41,7 @@ func (of absence) over(now time.Time) bool {
 	return now.Sub(of.last) >= min(max(catchUpTime, of.last.Sub(of.since)), longestCatchUp)
 }
 
-// see takes over which nodes are lost, and which of them are heard. It reports whether one has caught up with more.
+// see takes over which nodes are lost, and which of these are heard. It reports whether one has caught up further.
 func (a *absences) see(now time.Time, lost, heard map[string]bool) (caughtUp bool) {
 	for node, is := range lost {
 		if is {
@@ -76,7 +76,7 @@ func (a *absences) see(now time.Time, lost, heard map[string]bool) (caughtUp boo
 func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(plan.LimitKey) (plan.Direct, bool)) {
 	before := a.nodes
 	a.nodes = want.Nodes
-	// A node that reports its rules now, or comes into the Director's sight, has those of today, whatever was before.
+	// A node that is new among those that report their rules has current rules, whatever was before.
 	reports := func(node string) bool { _, had := before[node]; return !had }
 	maps.DeleteFunc(a.away, func(node string, _ absence) bool { return reports(node) })
 	a.see(now, want.Lost, want.Heard)
@@ -109,11 +109,11 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(pl
 	}
 }
 
-// forget forgets which Services have come: a node without the rules of an earlier Director, which has started anew, knows
-// of none how old it is. Most of them are, and the nodes whose speakers are lost keep connections to them.
+// forget forgets when Services came. A node that starts without rules of an earlier Director does not know how old Services
+// are. Most are old, so nodes whose speakers are lost keep connections to them.
 func (a *absences) forget() { clear(a.came) }
 
-// first distinguishes arrays of backends. Nil: there are none.
+// first returns the first backend, whose address identifies the array. Nil: there are no backends.
 func first(s plan.Direct) *plan.Backend {
 	if len(s.Backends) == 0 {
 		return nil
@@ -121,7 +121,7 @@ func first(s plan.Direct) *plan.Backend {
 	return &s.Backends[0]
 }
 
-// joiners returns the nodes that have come to backends, which are sorted.
+// joiners returns the nodes that are new in the backends. Both are sorted.
 func joiners(before, after []plan.Backend) (nodes []string) {
 	for _, b := range after {
 		byName := func(b plan.Backend, node string) int { return strings.Compare(b.Node, node) }
@@ -132,8 +132,8 @@ func joiners(before, after []plan.Backend) (nodes []string) {
 	return nodes
 }
 
-// cutOff reports whether half of the nodes or more are away and not heard: this one was cut off from them, perhaps, and
-// they have what it has.
+// cutOff reports whether half of the nodes or more are away and not heard: then this node itself may be cut off, while the
+// others have the rules.
 func (a *absences) cutOff() bool {
 	unheard := 0
 	for _, of := range a.away {
@@ -144,7 +144,7 @@ func (a *absences) cutOff() bool {
 	return 2*unheard >= len(a.nodes)
 }
 
-// missedBy returns the nodes that have missed the Service, sorted, with a space after each.
+// missedBy returns the nodes that have missed the Service or their first endpoint of it, sorted, with a space after each.
 func (a *absences) missedBy(key plan.LimitKey) string {
 	if len(a.away) == 0 {
 		return ""
@@ -159,5 +159,5 @@ func (a *absences) missedBy(key plan.LimitKey) string {
 	return names
 }
 
-// missed returns whether a node is among those that missedBy returned.
+// missed reports whether a node is among those that missedBy returned.
 func missed(by, node string) bool { return slices.Contains(strings.Fields(by), node) }

@@ -13,7 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Others hear a speaker a moment before it has written its rules.
+// A node that has missed a Service, or its first endpoint of it, is not asked until its speaker has been heard for long
+// enough to have written its rules.
 func TestAbsences(t *testing.T) {
 	t.Parallel()
 	key := plan.LimitKey{VIP: vip4, Service: "web"}
@@ -87,8 +88,8 @@ func TestAbsences(t *testing.T) {
 	}
 }
 
-// A node that starts anew, without rules, asks nodes whose speakers are lost: it does not know that the Services are
-// new, and mostly they are not. Where an earlier Director has left rules, Services that are not in them are new.
+// A node that starts without rules asks nodes whose speakers are lost: it does not know which Services are new, and most are
+// not. With the rules of an earlier Director, Services that are not in them are new.
 func TestAbsencesOfOneThatStartsAnew(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -113,8 +114,8 @@ func TestAbsencesOfOneThatStartsAnew(t *testing.T) {
 	require.Equal(t, "n2 ", second.absences.missedBy(key("default/new")))
 }
 
-// A node that has not answered since this Director began may have started anew, without rules, when it answers. It is
-// not asked until its speaker is heard.
+// A node that has not answered since this Director began may have restarted, and have no rules. It is not asked until its
+// speaker is heard.
 func TestNodeThatWasNeverHeard(t *testing.T) {
 	t.Parallel()
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(i)}) }

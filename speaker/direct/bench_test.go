@@ -28,10 +28,10 @@ func BenchmarkTable(b *testing.B) {
 	}
 }
 
-// BenchmarkChange is what the kernel and the Director need from the plan to rules in force with
-// 1,000 VIPs: for the first time, when a node drains and returns, when one Service comes and goes,
-// and to see that all is as it was. With policy Cluster all nodes keep connections of all VIPs, in one
-// table; with policy Local three nodes have the pods of each Service, in 64 ways.
+// BenchmarkChange measures the time from a plan with 1,000 VIPs until its rules are in force: for the
+// first plan, when a node drains and returns, when one Service comes and goes, and when nothing has
+// changed. With policy Cluster all nodes keep connections of all VIPs, in one table; with policy Local
+// three nodes have the pods of each Service, and there are 64 such sets of nodes.
 func BenchmarkChange(b *testing.B) {
 	for _, policy := range []string{"Cluster", "Local"} {
 		for _, n := range []int{10, 100} {
@@ -101,7 +101,7 @@ func benchmarkChange(b *testing.B, policy string, n int, change string) {
 				want.Services = fewer
 			}
 			d.take(want)
-			b.StopTimer() // the shortcut comes when it may, and is taken from whom the next change concerns
+			b.StopTimer() // without the shortcut, which the next change takes from the Services that it affects
 			d.shortcut.nextLook = time.Time{}
 			d.shortcut.extend(time.Now(), d.have)
 			b.StartTimer()
@@ -111,7 +111,7 @@ func benchmarkChange(b *testing.B, policy string, n int, change string) {
 	}))
 }
 
-// kernelMemory is what the kernel uses for itself, in KB.
+// kernelMemory returns the memory of the kernel itself, in KB.
 func kernelMemory(b *testing.B) (kb int) {
 	text, err := os.ReadFile("/proc/meminfo")
 	require.NoError(b, err)

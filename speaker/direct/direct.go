@@ -1,27 +1,27 @@
-// Package direct has connections outlive the node that took them in: a VIP's owner hands each
-// connection to the node that keeps it, so that the VIP may move.
+// Package direct lets connections survive a move of their VIP: the VIP's owner hands the packets of
+// each connection to the node that keeps it.
 //
-// Who takes a packet for a VIP in looks up in a table, the same on every node, which node the
-// connection belongs to, and hands the packet there as it is. kube-proxy on that node has it
-// as if it had come from the client, keeps the connection, and the answers go to the client
-// without a detour. A connection that kube-proxy on the first node keeps already stays there,
-// so that direct forwarding may be switched on and off while there are connections.
+// A node that receives a packet for a VIP looks up in a table, which is the same on every node, which
+// node the connection belongs to, and hands the packet to it unchanged. kube-proxy on that node handles
+// the packet as if it had come from the client, and keeps the connection; answers go to the client
+// directly. A connection that kube-proxy on the first node keeps already stays there, so that direct
+// forwarding may be switched on and off while there are connections.
 //
 // The files, from the outside in:
 //
-//	direct.go   Director, the task: that the rules are there
-//	machine.go  Machine: which rules there are to be
-//	drain.go    what was switched off, and goes on for a while
+//	direct.go   Director, the task: keeps the rules in force
+//	machine.go  Machine: which rules are wanted
+//	drain.go    Services that were switched off, and are handed over for a while
 //	table.go    which node a flow belongs to, and where it may have belonged before
 //	absence.go  which nodes do not have a Service's rules yet
 //	nodes.go    which hosts on the segment are the cluster's nodes, and which of them answer
-//	rules.go    what the kernel is to do with a packet
-//	shortcut.go what belongs to others is handed over before conntrack: when, and which Services
-//	ingress.go  the rules for it
+//	rules.go    the rules for a packet
+//	shortcut.go which Services have packets handed over before conntrack, and when
+//	ingress.go  the rules for the shortcut
 //	kept.go     which connections this node keeps although the table has them at another node
-//	program.go  Simulated, which is a Director without a kernel
-//	kernel.go   the way from the rules that there are to those that there are to be
-//	status.go   what people see of it, and metrics.go
+//	program.go  Simulated, a Director without a kernel
+//	kernel.go   changes the kernel's rules to the wanted ones
+//	status.go   the status, and metrics.go the metrics
 package direct
 
 import (
@@ -50,28 +50,27 @@ const (
 	interval = time.Second
 	// defaultHold is how long connections wait for a node that does not answer.
 	defaultHold = 10 * time.Second
-	// restFactor is how many times as long as its last change took the Director waits for the
-	// next one, and maxRest the most: whoever changes endpoints all the time shall not keep
-	// the node busy.
+	// After a change the Director rests for restFactor times as long as the change took, maxRest
+	// at most, so that constant changes of endpoints do not keep the node busy.
 	restFactor = 9
 	maxRest    = time.Second
-	// answerTime is how long a neighbour may take to answer the kernel. The kernel itself gives it
+	// answerTime is how long a neighbour may take to answer the kernel. The kernel itself waits
 	// three seconds, and begins anew with the next packet.
 	answerTime = interval / 2
 	// settleTime is how long a node that starts waits for its neighbours.
 	settleTime = 2 * time.Second
-	// verifyInterval is how often it is looked whether the rules are there.
+	// verifyInterval is how often the kernel's rules are compared with those that were written.
 	verifyInterval = 3 * time.Second
-	// defaultGuard is how long the rules work without a Director that refreshes them, ten
-	// times while that passes.
+	// defaultGuard is how long the rules work without a Director. It refreshes them ten times as
+	// often.
 	defaultGuard = 10 * time.Minute
-	// fullPart is the part of conntrack's entries that is a little.
+	// Conntrack counts as full when less than one fullPart-th of its entries is free.
 	fullPart = 20
-	// maxBuckets bounds the memory of a family's tables, which counts as the speaker's: some 400 bytes
-	// of the kernel's for a bucket. It is enough for policy Cluster and 64 sets of nodes with policy Local.
+	// maxBuckets bounds the kernel memory of a family's tables, some 400 bytes for a bucket, which is
+	// charged to the speaker. It is enough for policy Cluster and 64 sets of nodes with policy Local.
 	maxBuckets = clusterSize + 64*localSize
-	// seeds is how many seeds there are: Services share the chains of one, since the kernel
-	// takes a millisecond for a chain.
+	// seeds is how many hash seeds there are. Services with the same seed share chains, because the
+	// kernel takes a millisecond for a chain.
 	seeds = 16
 )
 
@@ -80,13 +79,14 @@ type Options struct {
 	Log *slog.Logger
 	// Node is this node's name.
 	Node string
-	// Gateways returns the routers that the node knows: they are no nodes, whatever addresses a Node has.
+	// Gateways returns the routers that the node knows. They never count as nodes, even if a Node object
+	// has their address.
 	Gateways func() []netip.Addr
 	// Hold is how long connections wait for a node that does not answer. Zero: 10 s.
 	Hold time.Duration
 	// Guard is how long the rules work without a Director. Zero: 10 minutes.
 	Guard time.Duration
-	// Registry gets the metrics. Nil: nobody asks for them.
+	// Registry gets the metrics. Nil: there are none.
 	Registry prometheus.Registerer
 }
 
@@ -99,10 +99,10 @@ type Director struct {
 	*Machine
 	shortcut shortcut
 	line     *line
-	missing  [2]bool // by family, the kernel has no table, and should
-	full     bool    // conntrack has little room
+	missing  [2]bool // by family: the kernel has no table, and should
+	full     bool    // conntrack is nearly full
 	logged   summary
-	began    bool // what an earlier Director left is taken over or gone
+	began    bool // the rules of an earlier Director are taken over or gone
 	err      error
 
 	ready     chan struct{}
@@ -143,15 +143,16 @@ func (d *Director) InForce() bool {
 // Changed returns a channel that is closed when InForce or NoRules has another answer.
 func (d *Director) Changed() <-chan struct{} { return d.changed.Next() }
 
-// Ready is closed once the first set is in force and the nodes on the segment were asked for,
-// or that has failed.
+// Ready is closed once the first set is in force, or has failed, and the nodes on the segment were
+// asked.
 func (d *Director) Ready() <-chan struct{} { return d.ready }
 
 // Set replaces what is to be forwarded. It does not wait: Run brings it into force. Before the
 // first call the kernel's rules stay as they are. Set is for one goroutine, and keeps want.
 func (d *Director) Set(want plan.Forwarding) { notify.Replace(d.sets, want) }
 
-// Run keeps the rules in force until ctx ends. They stay: connections outlive a speaker.
+// Run keeps the rules in force until ctx ends. Then they stay, so that connections survive a
+// restart of the speaker.
 func (d *Director) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -194,8 +195,8 @@ func (d *Director) Run(ctx context.Context) error {
 	}
 }
 
-// settle waits until the nodes on the segment are known, but not long for those that do not
-// answer. Until then the rules of an earlier Director stay, which knew them.
+// settle waits until the nodes on the segment are known, for settleTime at most. Meanwhile the
+// rules of an earlier Director, which knew the nodes, stay.
 func (d *Director) settle(ctx context.Context) {
 	end := time.Now().Add(settleTime)
 	for ; d.busy() && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
@@ -205,7 +206,8 @@ func (d *Director) settle(ctx context.Context) {
 	}
 }
 
-// verify has the rules be written anew if they are not there, and refreshes the guard.
+// verify checks whether the rules are in the kernel. Missing rules are to be written anew. With
+// refresh it also refreshes the guard.
 func (d *Director) verify(refresh bool) {
 	if d.have == [2]*ruleset{} {
 		return
@@ -291,8 +293,7 @@ func (d *Director) lookAtConntrack() {
 	d.full = full
 }
 
-// apply makes the kernel's rules those that are to be. What fails in one family does not keep
-// the other from being applied.
+// apply writes the wanted rules. If it fails in one family, the other is applied all the same.
 func (d *Director) apply() error {
 	idle := !d.busy() && d.have == [2]*ruleset{}
 	if !idle {
@@ -317,7 +318,7 @@ func (d *Director) apply() error {
 	return nil
 }
 
-// summary is what the log has of the rules.
+// summary is the part of the rules that is logged.
 type summary struct {
 	services, draining, tables, neighbours int
 	closed                                 string // nodes that take no new connections of some Service
@@ -347,7 +348,7 @@ func (d *Director) summarize() summary {
 		strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
 }
 
-// countTables counts the tables of buckets. Families have the same ones, mostly.
+// countTables counts the tables of buckets. Both families mostly have the same ones.
 func countTables(families [2]map[int]string) int {
 	all := map[string]bool{}
 	for _, keys := range families {
@@ -358,7 +359,7 @@ func countTables(families [2]map[int]string) int {
 	return len(all)
 }
 
-// reachable counts the addresses of nodes that packets can be handed to, or soon again.
+// reachable counts the addresses of nodes to which packets can be handed, now or soon again.
 func reachable(nodes map[netip.Addr]*host) (n int) {
 	for _, h := range nodes {
 		if h.hardware != "" && !h.gone {
@@ -384,8 +385,8 @@ func (d *Director) applyTo(i int, f *family, tables Tables) error {
 		err = k.flush(f)
 	}
 	if err != nil {
-		// What was there before stays, as all is one transaction, and is made anew. A table that we may not change
-		// is another program's.
+		// All is one transaction, so the rules from before stay, and are made anew with the next change. A table that we
+		// may not change is another program's.
 		d.line.End()
 		d.have[i], d.keys[i] = nil, nil
 		d.there[i] = (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM) && exists(f)

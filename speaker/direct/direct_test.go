@@ -28,8 +28,8 @@ func some(names ...string) (all []plan.Backend) {
 	return all
 }
 
-// Connections are spread over the nodes, whichever owns the VIP, the pods see the client's
-// address, and no connection notices that the VIP moves.
+// Connections are spread over the nodes, whichever owns the VIP. The pods see the client's
+// address, and all connections survive when the VIP moves.
 func TestConnectionsOutliveAMove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -93,8 +93,8 @@ func TestMembersComeAndGo(t *testing.T) {
 	w.live(all, "switched off, with new ones")
 }
 
-// Connections of a node that is silent wait for it; when it stays away they are reset. All
-// others go on, and new ones have others.
+// Connections of a silent node wait for it. When it stays away, they are reset. All others
+// continue, and new ones go to other nodes.
 func TestSilentNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -146,9 +146,9 @@ func TestSilentNode(t *testing.T) {
 	w.live(there, "one node is gone")
 }
 
-// A node that keeps connections and takes no new ones is found while another one is silent. A
-// Director that starts then lets the silent one's connections wait, although it has never
-// heard that one.
+// A node that keeps connections and takes no new ones is found while another node is silent. A
+// Director that starts then lets the silent node's connections wait, although it has never heard
+// that node.
 func TestSilentNodeInTheRing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
@@ -185,9 +185,9 @@ func TestSilentNodeInTheRing(t *testing.T) {
 	}
 }
 
-// A node that does not hear another one that all others hear, as one whose link has just come back,
-// resets none of its connections: a segment that it sends past that one is not answered by a reset
-// where all others were asked.
+// A node does not hear another one that all others hear, as when its link has just come back. It
+// resets none of that node's connections: a segment that skips a node is dropped in the end, instead
+// of being answered by a reset.
 func TestNodeThatOneDoesNotHear(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
@@ -217,7 +217,7 @@ func TestNodeThatOneDoesNotHear(t *testing.T) {
 	w.live(all, "it hears it again")
 }
 
-// With two nodes alone, the router says whether the other one is away or this one.
+// With only two nodes, a node knows by the router whether the other node is away or it is itself.
 func TestTwoNodes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -254,8 +254,7 @@ func TestTwoNodes(t *testing.T) {
 	w.until(gone, func() any { return n1.director.Status() })
 }
 
-// A node that is being asked again is no other than it was at first. One that has not answered
-// is silent.
+// A node that the kernel is asking again keeps its state. One that has not answered is silent.
 func TestNeighbourThatIsAsked(t *testing.T) {
 	t.Parallel()
 	addr := netip.MustParseAddr("198.18.0.12")
@@ -276,8 +275,8 @@ func TestNeighbourThatIsAsked(t *testing.T) {
 	}
 }
 
-// Whoever flushes the rules, they are back, and connections with them. A speaker that is
-// started anew changes nothing.
+// Flushed rules are restored, and connections continue. A restart of the speaker changes
+// nothing.
 func TestRulesAreBack(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n1", "n2", "n3")...)
@@ -302,8 +301,8 @@ func TestRulesAreBack(t *testing.T) {
 	w.live(all, "started anew")
 }
 
-// Three nodes disagree about the table. A segment of a connection that nobody knows goes
-// around, and not for long.
+// Three nodes disagree about the table. A segment of an unknown connection goes around for a
+// bounded number of hops.
 func TestNodesThatDisagree(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -319,8 +318,8 @@ func TestNodesThatDisagree(t *testing.T) {
 	require.LessOrEqual(t, w.handed()-before, 100*5)
 }
 
-// A node that says that it has the router's address does not switch direct forwarding off for
-// what comes by the router.
+// A Node object with the router's address does not switch direct forwarding off for packets from
+// the router.
 func TestRouterIsNoNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -354,8 +353,8 @@ func TestAffinityOutlivesAMove(t *testing.T) {
 	}
 }
 
-// A node that was cut off for long and gets the VIP when it is back hands connections to
-// those who have them.
+// A node that was cut off for long and gets the VIP when it is back hands connections to the
+// nodes that keep them.
 func TestNodeThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n1", "n2", "n3")...)
@@ -376,7 +375,7 @@ func TestNodeThatWasCutOff(t *testing.T) {
 	require.NotZero(t, lived)
 }
 
-// Who creates Services and deletes them again has the node remember so many of them.
+// However many Services are created and deleted, a bounded number of them drain.
 func TestFewServicesDrain(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
@@ -406,7 +405,7 @@ func TestFewServicesDrain(t *testing.T) {
 	require.Equal(t, 100, of("few"), "of the namespace that has most of it")
 }
 
-// While there are too many tables, who has one keeps it over changes of its backends.
+// While there are too many tables, a Service that has one keeps it when its backends change.
 func TestServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
@@ -432,8 +431,8 @@ func TestServiceKeepsItsTable(t *testing.T) {
 	}))
 }
 
-// A namespace with more tables than there may be takes none from another one, which may come later or
-// have names that sort last. Policy Cluster's table is everybody's.
+// A namespace with too many tables takes none from another one, even if that comes later or has names
+// that sort last. All namespaces share the table of policy Cluster.
 func TestNamespacesShareTheTables(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
@@ -466,8 +465,8 @@ func TestNamespacesShareTheTables(t *testing.T) {
 	require.Equal(t, map[string]int{"greedy": 9, "victim": 2, "other": 1}, tables())
 }
 
-// Who follows another Service at its VIP and port is not kept from its connections by what
-// that one left.
+// A Service that follows another one at its VIP and port gets its connections, although the
+// earlier one drains.
 func TestServiceThatFollowsAnother(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
@@ -486,9 +485,9 @@ func TestServiceThatFollowsAnother(t *testing.T) {
 	require.Len(t, d.draining, 19)
 }
 
-// A node whose speaker was not heard since a Service came has no rules for it, and would answer what others
-// keep by a reset: it is not asked until its speaker is heard again. For Services that were there before, it
-// is asked.
+// A node whose speaker was not heard since a Service came has no rules for it, and would reset connections
+// that others keep: it is not asked until its speaker is heard again. It is asked for Services that were
+// there before.
 func TestNodeThatMissedAService(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -503,7 +502,7 @@ func TestNodeThatMissedAService(t *testing.T) {
 		}
 		w.wantAt(there, backends...)
 	}
-	w.wantAt(there) // they begin before the Service comes: of what is there then they do not know how old it is
+	w.wantAt(there) // they begin before the Service comes: they do not know the age of Services that are there at the start
 	change(true, 1, 1, 0)
 	all := w.open(60)
 	require.Zero(t, at(all)["n3"])
@@ -529,8 +528,8 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.live(append(all, fresh...), "a speaker is lost that knew the Service")
 }
 
-// Endpoints come to a node whose speaker is lost: it keeps nothing, and its rules are those of before, by which it hands
-// what others keep to nodes that were asked. It is not asked.
+// A node whose speaker is lost gets endpoints. It keeps no connections, and by its old rules it would hand segments to nodes
+// that were asked already. So it is not asked.
 func TestNodeThatMissedItsEndpoints(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -548,7 +547,7 @@ func TestNodeThatMissedItsEndpoints(t *testing.T) {
 }
 
 // A node that has lost all others asks them for connections to a Service that comes then, or a moment after they
-// are heard again: it was cut off itself, and they had the Service before.
+// are heard again: the node itself was cut off, and the others had the Service before.
 func TestNodeThatWasAwayItself(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -564,8 +563,8 @@ func TestNodeThatWasAwayItself(t *testing.T) {
 	w.live(all, "it owns the VIP")
 }
 
-// A node that comes back after its connections were given up, and whose speaker is not heard, has no rules
-// perhaps: it is not asked.
+// A node that comes back after its connections were given up, and whose speaker is not heard, may have no
+// rules: it is not asked.
 func TestNodeThatStartsAnew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -590,8 +589,8 @@ func TestNodeThatStartsAnew(t *testing.T) {
 	}
 }
 
-// Who has given up all others was cut off, perhaps: when they answer again they are asked, although their
-// speakers are not heard yet.
+// A node that has given up all others may have been cut off itself: when they answer again they are asked,
+// although their speakers are not heard yet.
 func TestNodeThatGaveUpAllOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -611,16 +610,16 @@ func TestNodeThatGaveUpAllOthers(t *testing.T) {
 	w.live(all, "they answer again")
 }
 
-// away takes nodes off the segment, and waits until their connections are given up by the others, once these
-// have heard of it.
-func (w *world) away(tell func(), by []string, nodes ...string) {
+// away takes nodes off the segment and calls inform, which sets the lost speakers on others. Then it waits
+// until these have given up the nodes' connections.
+func (w *world) away(inform func(), by []string, nodes ...string) {
 	w.t.Helper()
 	w.lost = map[string]bool{}
 	for _, name := range nodes {
 		w.nodes[name].Run("ip", "link", "set", "eth0", "down")
 		w.lost[name] = true
 	}
-	tell()
+	inform()
 	for _, name := range by {
 		d := w.nodes[name].director
 		w.until(func() bool { return strings.Count(fmt.Sprint(d.Status().Neighbours), string(Gone)) == 2*len(nodes) },
@@ -628,7 +627,7 @@ func (w *world) away(tell func(), by []string, nodes ...string) {
 	}
 }
 
-// back has nodes return to the segment, and waits until they answer the others.
+// back returns nodes to the segment, and waits until they answer the others.
 func (w *world) back(by []string, nodes ...string) {
 	w.t.Helper()
 	for _, name := range nodes {

@@ -16,25 +16,24 @@ const (
 	// drainTime is how long connections are still handed to their nodes after direct
 	// forwarding was switched off.
 	drainTime = time.Hour
-	// maxDraining is how many ports at VIPs may be among those that were switched off or
-	// deleted, as whoever may create Services can do again and again.
+	// maxDraining bounds the ports at VIPs that drain: users may create and delete any number of
+	// Services.
 	maxDraining = 16384
 )
 
-// draining is a Service that is forwarded directly no more.
+// draining is a Service that is no longer wanted, whose connections are still handed over.
 type draining struct {
 	plan.Direct
 	until time.Time
 }
 
-// take takes over what is wanted now. What is wanted no more drains, if there are rules by which
-// it was handed over.
+// take takes over a plan and brings it into force.
 func (d *Director) take(want plan.Forwarding) {
 	d.set(want, time.Now())
 	d.reconcile()
 }
 
-// set replaces what is wanted.
+// set takes over a plan. Services that are no longer in it drain, if there are rules for them.
 func (m *Machine) set(want plan.Forwarding, now time.Time) {
 	for key, before := range m.want.Services {
 		if _, ok := want.Services[key]; !ok && m.there != [2]bool{} {
@@ -53,7 +52,7 @@ func (m *Machine) set(want plan.Forwarding, now time.Time) {
 	})
 }
 
-// forwarded returns what is wanted of a Service, or drains.
+// forwarded returns a Service that is wanted or drains.
 func (m *Machine) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
 	if of, known = m.want.Services[key]; !known {
 		var drains draining
@@ -63,10 +62,10 @@ func (m *Machine) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
 	return of, known
 }
 
-// inherit has drain what an earlier Director handed over and is not wanted, as if it were switched
-// off just now. The kernel does not show how many endpoints a node had, which matters to those of more
-// than maxRing nodes alone; what a Service lost before stays lost, as is a node that is silent, and
-// so is all whose guard has ended: nothing was handed over since.
+// inherit lets Services drain that an earlier Director handed over and that are not wanted, as if they
+// were switched off now. The kernel does not show how many endpoints a node had, which matters only with
+// more than maxRing nodes. Nodes that a Service had lost before, and silent ones, are not found. Tables
+// whose guard has expired are left out, because nothing was handed over since.
 func (d *Director) inherit() {
 	k, err := dial()
 	if err != nil {
@@ -86,7 +85,7 @@ func (d *Director) inherit() {
 	d.boundDraining()
 }
 
-// inheritFrom is inherit for a family whose table has these services, and hands packets to those hops.
+// inheritFrom is inherit for a family whose table has these services and hops.
 func (m *Machine) inheritFrom(f *family, services map[string]served, hops func(steer) map[netip.Addr]bool, now time.Time) {
 	wanted, nodes := map[string]bool{}, map[netip.Addr]string{}
 	for key, s := range m.want.Services {
@@ -119,8 +118,8 @@ func (m *Machine) inheritFrom(f *family, services map[string]served, hops func(s
 	}
 }
 
-// keepers returns the node itself and those that it handed packets to, sorted, as backends that take
-// no new connections.
+// keepers returns the node itself and the nodes to which it handed packets, sorted, as backends that
+// take no new connections.
 func keepers(self string, hops map[netip.Addr]bool, nodes map[netip.Addr]string) (all []plan.Backend) {
 	names := map[string]bool{self: true}
 	for a := range hops {
@@ -134,8 +133,8 @@ func keepers(self string, hops map[netip.Addr]bool, nodes map[netip.Addr]string)
 	return all
 }
 
-// boundDraining ends what has drained for longest of the namespace that has most of it, until
-// there is not too much.
+// boundDraining keeps the draining ports within maxDraining. It ends the Services that have drained for
+// longest, each time in the namespace with the most ports.
 func (m *Machine) boundDraining() {
 	namespaces, ports := map[string][]plan.LimitKey{}, map[string]int{}
 	all := 0
@@ -165,7 +164,7 @@ func (m *Machine) boundDraining() {
 	}
 }
 
-// expire ends what has drained for long enough.
+// expire ends Services that have drained for drainTime.
 func (m *Machine) expire(now time.Time) {
 	for key, drains := range m.draining {
 		if now.After(drains.until) {

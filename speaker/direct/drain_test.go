@@ -15,8 +15,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// What was switched off is handed over although the speakers are replaced, more than once. New
-// connections stay with the owner.
+// Connections of a Service that was switched off are handed over although the speakers are replaced,
+// more than once. New connections stay with the owner.
 func TestDrainOutlivesARestart(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n1", "n2", "n3")...)
@@ -78,9 +78,9 @@ func follower(t *testing.T, host *testnet.Host, want plan.Forwarding) *Director 
 	return d
 }
 
-// A Director takes over what is not wanted, as long as it drains, and no more than it may. What is
-// wanted is not drained, whichever Service had its VIP and port before, and what is no Director's
-// does no harm.
+// A Director inherits Services that are not wanted, while they drain, and a bounded number of them.
+// Wanted Services do not drain, whichever Service had their VIP and port before. Elements of other
+// programs do no harm.
 func TestInherit(t *testing.T) {
 	t.Parallel()
 	host, _ := alone(t)

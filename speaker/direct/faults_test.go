@@ -25,8 +25,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Where the rules of one family cannot be written, those of the other one are. The node does
-// not report that it has the rules, since others would hand it connections in both.
+// If the rules of one family cannot be written, those of the other one are. The node does not
+// report that it has rules, because others would hand it connections of both families.
 func TestFamiliesFailAlone(t *testing.T) {
 	t.Parallel()
 	for i, f := range families {
@@ -61,7 +61,7 @@ func TestFamiliesFailAlone(t *testing.T) {
 	}
 }
 
-// occupy has another program own the table of a family, so that nobody else may change it.
+// occupy lets another program own the table of a family, so that no other may change it.
 func (n *node) occupy(t *testing.T, f *family) (release func()) {
 	t.Helper()
 	cmd := n.Command(context.Background(), "nft", "--interactive")
@@ -72,7 +72,7 @@ func (n *node) occupy(t *testing.T, f *family) (release func()) {
 	require.NoError(t, cmd.Start())
 	release = func() {
 		in.Close()
-		cmd.Wait() //nolint:errcheck // it says nothing
+		cmd.Wait() //nolint:errcheck // the program is killed
 	}
 	t.Cleanup(release)
 	_, err = fmt.Fprintf(in, "add table %s { flags owner; }\nlist tables\n", f.name())
@@ -86,8 +86,8 @@ func (n *node) occupy(t *testing.T, f *family) (release func()) {
 	return nil
 }
 
-// A speaker that is dead for longer than the rules work without it ends no connection: neither
-// those that its node keeps nor those that its node is asked for.
+// A speaker that is dead for longer than the guard ends no connection: neither those that its node
+// keeps nor those that its node is asked for.
 func TestSpeakerDeadForLong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -113,9 +113,8 @@ func TestSpeakerDeadForLong(t *testing.T) {
 	}
 }
 
-// Other programs' tables at the same hooks neither keep connections from being found nor new
-// ones from being spread: rules that many hosts are hardened by drop segments of connections
-// that conntrack does not know.
+// Connections are found, and new ones are spread, although other programs have tables at the same
+// hooks: on hardened hosts, rules drop segments of connections that conntrack does not know.
 func TestOtherTables(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, moved[0]...)
@@ -145,8 +144,8 @@ func TestOtherTables(t *testing.T) {
 	}
 }
 
-// A Service for which there is no table any more works as without. When there is one again it
-// is handed over.
+// A Service that loses its table works as without direct forwarding. When it has one again, its
+// connections are handed over.
 func TestServiceWithoutATable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -191,8 +190,9 @@ func (w *world) forwarding(backends []plan.Backend) plan.Forwarding {
 	return want
 }
 
-// While conntrack is full on the node that hands over, what other nodes keep goes on, as do new
-// connections to them. The Director says so in time: what comes after a change waits for room.
+// While conntrack is full on the node that hands over, connections that other nodes keep continue,
+// as do new connections to them. The Director warns before, because after a change packets need
+// entries in conntrack.
 func TestConntrackFull(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 2, some("n1", "n2")...)
@@ -206,7 +206,7 @@ func TestConntrackFull(t *testing.T) {
 	w.until(func() bool { return n.director.Status().ConntrackFull }, func() any { return n.log })
 	require.Contains(t, n.log.String(), "conntrack is nearly full")
 	w.live(all, "conntrack is full")
-	w.setOn("n1", some("n2")) // until it was looked up what n1 keeps, all packets come to conntrack
+	w.setOn("n1", some("n2")) // all packets go through conntrack until n1's connections were looked up
 	for _, c := range all {
 		if c.node == "n1" {
 			require.NoError(t, c.ask())
@@ -219,7 +219,7 @@ func TestConntrackFull(t *testing.T) {
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
 }
 
-// track has conntrack take up n flows that it does not give up for others.
+// track adds n flows to conntrack which it does not evict for others.
 func track(n int) error {
 	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -255,7 +255,7 @@ func track(n int) error {
 			return err
 		}
 		const add = 1 << 8 // IPCTNL_MSG_CT_NEW of NFNL_SUBSYS_CTNETLINK
-		if i == 0 {        // the rest is as right as the first one
+		if i == 0 {        // the others have the same form
 			if _, err := c.Execute(nl.Message{Header: nl.Header{Type: add, Flags: nl.Request | nl.Create | nl.Acknowledge},
 				Data: append([]byte{unix.AF_INET, 0, 0, 0}, data...)}); err != nil {
 				return err
@@ -274,7 +274,7 @@ func track(n int) error {
 	return nil
 }
 
-// A bond that sends with other hardware addresses than its own is found, below VLANs as well.
+// A bond that sends with other hardware addresses than its own is found, also below VLANs.
 func TestBondUnder(t *testing.T) {
 	t.Parallel()
 	links := map[int]netlink.Link{
@@ -290,8 +290,8 @@ func TestBondUnder(t *testing.T) {
 	}
 }
 
-// Where kube-proxy is in mode IPVS there are no rules, and the VIP works as without. They go
-// when the mode is switched while there are some, and come back.
+// With kube-proxy in mode IPVS there are no rules, and the VIP works as without direct forwarding.
+// Existing rules are removed when the mode changes, and come back.
 func TestIPVS(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 2, some("n2")...)
@@ -315,7 +315,7 @@ func TestIPVS(t *testing.T) {
 	require.Empty(t, n.director.View().Services, "nothing drains where nothing was handed over")
 }
 
-// Rules that somebody has changed go, too, if the node can have none from then on.
+// Rules that another program has changed are removed, too, if the node can have none from then on.
 func TestChangedRulesGo(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
@@ -334,8 +334,8 @@ func TestChangedRulesGo(t *testing.T) {
 	require.Equal(t, report.RulesWithIPVS, d.NoRules())
 }
 
-// The metrics say what the Director does, with the packets that the kernel counted, whose
-// number does not fall when tables change.
+// The metrics have the Director's state and the kernel's counters of packets, which do not
+// fall when tables change.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -365,7 +365,7 @@ func TestMetrics(t *testing.T) {
 	require.InDelta(t, 0, got["services forwarded"], 0)
 }
 
-// metrics returns what the node's Director says to Prometheus.
+// metrics returns the metrics of the node's Director.
 func (n *node) metrics(t testing.TB) map[string]float64 {
 	got, all := map[string]float64{}, make(chan prometheus.Metric, 100)
 	require.NoError(t, n.Do(func() error { // registries collect on other threads
@@ -385,8 +385,8 @@ func (n *node) metrics(t testing.TB) map[string]float64 {
 	return got
 }
 
-// A client of a VIP that kube-proxy has no rule for yet, on the owner or on the node that keeps the
-// connection, gets its connection once there is one.
+// A client of a VIP for which kube-proxy has no rule yet, on the owner or on the node that keeps the
+// connection, gets its connection once there is a rule.
 func TestNewVIPWaitsForKubeProxy(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 2, some("n1")...)
@@ -409,8 +409,8 @@ func TestNewVIPWaitsForKubeProxy(t *testing.T) {
 	}
 }
 
-// What waits for a node that does not answer is counted, as is what is too much to send around: so much
-// that a busy machine does not send it in a test.
+// Packets that wait for a silent node are counted. Those above the limit are counted, too, but a busy
+// machine does not send so many in a test.
 func TestDropsAreCounted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -429,7 +429,7 @@ func TestDropsAreCounted(t *testing.T) {
 		`limit rate over 50000/second burst 10000 packets counter name "limit" drop`)
 }
 
-// The socket to nftables stays open between changes: for longer than one may take, and when it breaks, there is another.
+// The socket to nftables stays open between changes, for longer than the deadline of one. When it breaks, a new one is opened.
 func TestSocketThatStaysOpen(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)

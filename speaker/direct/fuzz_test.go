@@ -12,7 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
-// messageOf returns what conntrack has of a connection, as the kernel writes it.
+// messageOf returns the conntrack entry of a connection, as the kernel encodes it.
 func messageOf(t testing.TB, f *family, e flow, state uint8) []byte {
 	t.Helper()
 	source, destination := uint16(nl.CTA_IP_V6_SRC), uint16(nl.CTA_IP_V6_DST)
@@ -46,7 +46,7 @@ func messageOf(t testing.TB, f *family, e flow, state uint8) []byte {
 	return append(make([]byte, nl.SizeofNfgenmsg), b...)
 }
 
-// What is read of a connection has the lengths of its family, and is the same once it is written.
+// A parsed connection has the lengths of its family, and is the same after it is encoded and parsed again.
 func FuzzParseFlow(f *testing.F) {
 	v4 := flow{[]byte{192, 0, 2, 1}, []byte{1, 2}, []byte{203, 0, 113, 1}, []byte{0, 80}}
 	client, vip := netip.MustParseAddr("2001:db8::1").AsSlice(), netip.MustParseAddr("2001:db8::2").AsSlice()
@@ -70,7 +70,7 @@ func FuzzParseFlow(f *testing.F) {
 	})
 }
 
-// A name of a chain that is read is the one that is written, and a key of a map as well.
+// Parsed names of chains and keys of maps are the same when they are written again.
 func FuzzParseNames(f *testing.F) {
 	for _, s := range []steer{{}, {table: 1, buckets: 509, seed: 1 << 31, ring: 2, interfaces: "2-3"}, {byClient: true, drains: true}} {
 		f.Add(s.chain(), serviceKey(netip.MustParseAddr("203.0.113.1"), 80))

@@ -13,21 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ingressPriority is after what an operator may have at an interface against floods (below 0), and
-// after flow tables (0).
+// ingressPriority is after an operator's rules against floods at an interface (below 0), and after flow
+// tables (0).
 const ingressPriority = 100
 
-// shortcuts are the tables at the interfaces, as families has those after conntrack. They are two, since
-// the sets have the same names.
+// shortcuts are the tables at the interfaces, as families has those after conntrack. There is one for each
+// family, because their sets have the same names.
 var shortcuts = []*family{
 	{&nftables.Table{Name: tableName + "-ip", Family: nftables.TableFamilyNetdev}, true, 4, 12, 8, true, nftables.TypeIPAddr},
 	{&nftables.Table{Name: tableName + "-ip6", Family: nftables.TableFamilyNetdev}, true, 16, 8, 7, false, nftables.TypeIP6Addr},
 }
 
-// allTables are those at the interfaces, too.
+// allTables are the tables after conntrack and those at the interfaces.
 var allTables = slices.Concat(families, shortcuts)
 
-// ingressBases returns a chain for each interface that nodes are on.
+// ingressBases returns a base chain for each interface that leads to nodes.
 func (f *family) ingressBases(r *ruleset) (chains []*nftables.Chain) {
 	for _, key := range slices.Sorted(maps.Keys(r.interfaces)) {
 		index := int(binaryutil.NativeEndian.Uint32([]byte(key)))
@@ -41,8 +41,8 @@ func (f *family) ingressBases(r *ruleset) (chains []*nftables.Chain) {
 	return chains
 }
 
-// whole matches packets of the family that are for this host and are no fragments: conntrack puts those
-// together. A frame with a VLAN tag has another type: it comes again, at the interface of the VLAN.
+// whole matches packets of the family that are for this host and are no fragments, which conntrack
+// reassembles. A frame with a VLAN tag has another type: it comes again, at the interface of the VLAN.
 //
 //	meta pkttype host ether type ip ip frag-off & 0x3fff == 0
 //	meta pkttype host ether type ip6 ip6 nexthdr tcp
@@ -69,12 +69,12 @@ func (f *family) whole() []expr.Any {
 //	ether saddr @hardware accept                                   another node has handed it here
 //	meta l4proto != @guard accept                                  no speaker for long
 //	ip saddr . tcp sport . ip daddr . tcp dport @kept accept       this node keeps the connection
-//	ip ttl <= lastHop + maxRing accept                             it goes around
+//	ip ttl <= lastHop + maxRing accept                             it goes around the ring
 //	ip ttl @misfits accept
 //	ip ttl > highest ip ttl set highest
 //	iif eth0 counter name handed fwd ip to jhash ... map @open device eth0
 //
-// The library does not have the last ones: further returns them.
+// The library cannot encode the last rules: see kernel.further.
 func (f *family) shortcut() [][]expr.Any {
 	return [][]expr.Any{
 		join(ofNode(), accept),
@@ -86,7 +86,7 @@ func (f *family) shortcut() [][]expr.Any {
 	}
 }
 
-// flow loads what a connection is known by, as flowKey has it.
+// flow loads the key of a connection, as in the set.
 func (f *family) flow() []expr.Any {
 	words := f.length / 4
 	return []expr.Any{
@@ -106,15 +106,15 @@ func (k kernel) addShortcut(f *family, s steer) {
 	}
 }
 
-// What linux/netfilter/nf_tables.h has for the expression fwd: its attributes.
+// The attributes of the expression fwd (linux/netfilter/nf_tables.h).
 const (
 	forwardDevice   = 1 // NFTA_FWD_SREG_DEV
 	forwardAddress  = 2 // NFTA_FWD_SREG_ADDR
 	forwardProtocol = 3 // NFTA_FWD_NFPROTO
 )
 
-// forward returns a rule that sends a packet to the node that the expressions have loaded, as it is but
-// for the TTL, which is one less.
+// forward returns a rule that sends a packet to the node that the expressions have loaded, unchanged
+// except that the kernel decrements its TTL.
 func (f *family) forward(chain string, exprs []expr.Any) netlink.Message {
 	protocol := uint32(unix.NFPROTO_IPV6)
 	if f.length == 4 {
@@ -149,7 +149,7 @@ func (f *family) forward(chain string, exprs []expr.Any) netlink.Message {
 		Data: append([]byte{byte(f.table.Family), unix.NFNETLINK_V0, 0, 0}, attributes...)}
 }
 
-// flushFurther is the transaction that follows, if there is one.
+// flushFurther commits the second transaction, if there is one.
 func (k kernel) flushFurther(f *family) error {
 	rules := *k.further
 	*k.further = nil

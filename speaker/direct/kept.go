@@ -15,10 +15,10 @@ const maxKept = 1 << 15
 
 // kept are connections that this node keeps although the table has them at another node.
 type kept struct {
-	// of are they, by Service and then as the set has them.
+	// of has the connections, as keys of the set, by the key of the Service.
 	of map[string]map[string]bool
 	n  int
-	// crowded are the Services that have most of them, when they are more than maxKept.
+	// crowded are Services that had too many of them, so that all together exceeded maxKept.
 	crowded map[string]bool
 	buffer  []byte
 }
@@ -87,16 +87,16 @@ func (k *kept) flows() map[string]bool {
 	return all
 }
 
-// ended reports whether a connection in that state is over. Conntrack remembers it for longer than clients,
-// which may have used the port again: what they send then belongs to the node in the table.
+// ended reports whether a connection in that state is over. Conntrack remembers it for longer than clients. A
+// client may use the port again, for a connection that belongs to the node in the table.
 func ended(state uint8) bool {
 	return state == nl.TCP_CONNTRACK_TIME_WAIT || state == nl.TCP_CONNTRACK_CLOSE
 }
 
-// flow is what conntrack has of a connection: the addresses and ports of its first segment.
+// flow is a connection in conntrack: the addresses and ports of its first segment.
 type flow struct{ client, clientPort, vip, port []byte }
 
-// key is the connection as the set has it (family.flow).
+// key returns the connection's key in the set (family.flow).
 func (e flow) key() []byte {
 	key := make([]byte, 0, 2*len(e.client)+8)
 	key = append(append(append(key, e.client...), e.clientPort...), 0, 0)
@@ -166,7 +166,7 @@ func (s steer) bucket(e flow) uint32 {
 	return uint32(uint64(jhash(key, s.seed)) * uint64(s.buckets) >> 32)
 }
 
-// jhash is the kernel's (linux/jhash.h, after Bob Jenkins' lookup3), of whole words.
+// jhash is the kernel's hash (linux/jhash.h, after Bob Jenkins' lookup3), of whole words.
 func jhash(key []byte, seed uint32) uint32 {
 	initial := 0xdeadbeef + uint32(len(key)) + seed
 	a, b, c := initial, initial, initial

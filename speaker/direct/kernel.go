@@ -20,27 +20,27 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/nft"
 )
 
-// perMessage elements fit into a netlink attribute, which holds 64 KiB.
+// perMessage is how many elements fit into a netlink attribute of 64 KiB.
 const perMessage = 400
 
-// ruleset is what varies in the table of a family. The keys of maps are as the kernel has
-// them.
+// ruleset has the variable parts of a family's table. The keys of its maps are the keys in
+// the kernel.
 type ruleset struct {
 	interfaces map[string]bool
 	hardware   map[string]bool
 	services   map[string]served
 	tables     map[int]*buckets
-	kept       map[string]bool // of the tables before conntrack alone
+	kept       map[string]bool // only in the tables before conntrack
 }
 
-// buckets is a table as one node has it: the node that a packet goes to, by bucket, the zero
-// one if it stays here.
+// buckets is a table as one node uses it: the node to which packets are handed, by bucket. The
+// zero value: they stay here.
 type buckets struct {
-	// open is where new connections go, next where the rest of those goes that are not known
-	// and stayed here.
+	// open is where packets are handed first. next is where segments go that stayed here and
+	// are of no known connection.
 	open, next []hop
-	// held are those whose node does not answer: nothing is handed over. waits are those in
-	// whose ring some node does not answer: it may have what no other node knows.
+	// held is set for buckets whose node does not answer: nothing is handed over. waits is set
+	// for buckets with a node in the ring that does not answer, and may keep the connection.
 	held, waits []bool
 }
 
@@ -58,22 +58,22 @@ type steer struct {
 	seed uint32
 	// ring is how many nodes a segment of an unknown connection visits.
 	ring int
-	// byClient: all of a client's are in one.
+	// byClient is set if all connections of a client are in one bucket.
 	byClient bool
-	// drains: new connections stay here, as without a table.
+	// drains is set if new connections stay here, as without a table.
 	drains bool
-	// interfaces are those that nodes are on, as text: so steers compare.
+	// interfaces are the interfaces that lead to nodes, as text, so that steers are comparable.
 	interfaces string
 }
 
 // served is a Service at a VIP and port.
 type served struct {
 	steer
-	// service is its name, for people and for the Director that follows.
+	// service is its name, for people and for a later Director.
 	service string
 }
 
-// indexes returns the interfaces that nodes are on.
+// indexes returns the interfaces that lead to nodes.
 func (s steer) indexes() (all []uint32) {
 	for text := range strings.SplitSeq(s.interfaces, "-") {
 		if n, err := strconv.ParseUint(text, 10, 32); err == nil {
@@ -100,17 +100,17 @@ func (r *ruleset) steers() map[steer]bool {
 func openName(table, size int) string { return fmt.Sprintf("open-%d-%d", table, size) }
 func nextName(table, size int) string { return fmt.Sprintf("next-%d-%d", table, size) }
 
-// on is the map of the nodes on one interface, held the set of the buckets that wait.
+// on returns the name of the map for one interface, held that of the set of held buckets.
 func on(maps string, index uint32) string { return fmt.Sprint(maps, "-", index) }
 func held(maps string) string             { return maps + "-held" }
 
-// chain returns the name of the chain, which has all of what it does.
+// chain returns the name of the chain, which has all fields of the steer.
 func (s steer) chain() string {
 	return fmt.Sprintf("steer-%d-%d-%d-%d%s%s-%s", s.table, s.buckets, s.seed, s.ring,
 		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
 }
 
-// parseSteer returns the steer that has the chain of that name, if there can be one.
+// parseSteer returns the steer whose chain has that name. ok is not set if no steer has.
 func parseSteer(chain string) (s steer, ok bool) {
 	fmt.Sscanf(chain, "steer-%d-%d-%d-%d", &s.table, &s.buckets, &s.seed, &s.ring) //nolint:errcheck // the name is compared below
 	rest := strings.TrimPrefix(chain, strings.TrimSuffix(s.chain(), "-"))
@@ -129,11 +129,11 @@ func given(so bool, text string) string {
 	return ""
 }
 
-// kernel is a conversation with nftables, with what a transaction needs besides.
+// kernel is a connection to nftables, with the state of a transaction.
 type kernel struct {
 	nft.Conn
-	sets *uint32 // how many it has added: their numbers in the transaction
-	// further is a transaction that follows, of rules that the library cannot encode.
+	sets *uint32 // how many sets were added, which is the last one's number in the transaction
+	// further is a second transaction, with the rules that the library cannot encode.
 	further *[]netlink.Message
 }
 
@@ -143,12 +143,12 @@ func converse(c nft.Conn, err error) (kernel, error) {
 	return kernel{c, new(uint32), &[]netlink.Message{}}, err
 }
 
-// line is the conversation for changes.
+// line is the connection for changes, which stays open.
 type line struct{ nft.Line }
 
 func (l *line) open() (kernel, error) { return converse(l.Open()) }
 
-// permitted asks whether rules can be changed, which is cheaper than to try.
+// permitted returns an error if the process may not change rules. That is cheaper than to try.
 func (l *line) permitted() error {
 	k, err := l.open()
 	if err != nil {
@@ -161,11 +161,11 @@ func (l *line) permitted() error {
 	return nil
 }
 
-// change leads from have to want, with the next flush. Nil: there is no table, or it is of no
-// use, or none is wanted.
+// change adds the messages that change have to want to the transaction. have is nil if there is no
+// table, or none of use, want if none is wanted.
 func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) error {
 	if want == nil {
-		k.AddTable(f.table) // what is not there cannot be deleted
+		k.AddTable(f.table) // to delete a missing table would be an error
 		k.DelTable(f.table)
 		return nil
 	}
@@ -179,7 +179,7 @@ func (k kernel) change(f *family, have, want *ruleset, guard time.Duration) erro
 	return nil
 }
 
-// take removes what is not wanted: what refers to something goes before it.
+// take removes the elements and chains that are not wanted, those that refer to others first.
 func (k kernel) take(f *family, have, want *ruleset) error {
 	err := k.changeServices(f, have, want, (*nftables.Conn).SetDeleteElements)
 	err = errors.Join(err, k.changeSets(f, have, want, (*nftables.Conn).SetDeleteElements))
@@ -202,7 +202,7 @@ func (k kernel) take(f *family, have, want *ruleset) error {
 	return err
 }
 
-// give adds what is wanted and not there, in the opposite order.
+// give adds the wanted elements and chains that are missing, in the opposite order.
 func (k kernel) give(f *family, have, want *ruleset) (err error) {
 	for _, id := range want.others(have) {
 		before := have.sets(f, id)
@@ -226,13 +226,13 @@ func (k kernel) give(f *family, have, want *ruleset) (err error) {
 // bucketSet is a map or set of buckets.
 type bucketSet struct {
 	set *nftables.Set
-	of  []hop  // of a map: where its buckets lead to
+	of  []hop  // of a map: the hop of each bucket
 	has []bool // of a set: which buckets are in it
-	// device is that of the hops that are in the map.
+	// device is the interface of the hops in the map.
 	device uint32
 }
 
-// in returns where a bucket leads to, and whether it is there.
+// in returns the hop of a bucket, and whether the bucket is in the map or set.
 func (s *bucketSet) in(bucket int) (hop, bool) {
 	if s.of == nil {
 		return hop{}, s.has[bucket]
@@ -240,8 +240,8 @@ func (s *bucketSet) in(bucket int) (hop, bool) {
 	return s.of[bucket], s.of[bucket].device == s.device
 }
 
-// sets returns the maps and sets of a table of buckets, by name. A table of another size is
-// other ones.
+// sets returns the maps and sets of a table of buckets, by name. Names differ for tables of
+// different sizes.
 func (r *ruleset) sets(f *family, id int) map[string]*bucketSet {
 	t := r.tables[id]
 	if t == nil {
@@ -275,7 +275,7 @@ func (r *ruleset) others(than *ruleset) (ids []int) {
 	return ids
 }
 
-// flush has the kernel take all changes over in one transaction.
+// flush commits all changes in one transaction.
 func (k kernel) flush(f *family) error {
 	if err := k.InTime().Flush(); err != nil {
 		return fmt.Errorf("change the nftables table %s: %w", f.name(), err)
@@ -283,13 +283,13 @@ func (k kernel) flush(f *family) error {
 	return k.flushFurther(f)
 }
 
-// exists reports whether there is a table. Who may not know has none.
+// exists reports whether there is a table. Without the right to ask it returns false.
 func (k kernel) exists(f *family) bool {
 	_, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
 	return err == nil
 }
 
-// exists asks by a socket of its own: one that a change has failed on may have answers left, or no time.
+// exists asks over a new socket: after a failed change, the old one may have unread answers, or its deadline has passed.
 func exists(f *family) bool {
 	k, err := dial()
 	if err != nil {
@@ -316,12 +316,12 @@ func (k kernel) create(f *family, r *ruleset, guard time.Duration) {
 	}
 }
 
-// guards are TCP.
+// guards returns the element of the guard set: TCP.
 func guards(guard time.Duration) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{unix.IPPROTO_TCP}, Timeout: guard}}
 }
 
-// addSet adds a set with a number of our own: the library's come from a variable that all
+// addSet adds a set and numbers it itself: the library's numbers come from a variable that all
 // goroutines share.
 func (k kernel) addSet(set *nftables.Set) error {
 	*k.sets++
@@ -329,13 +329,13 @@ func (k kernel) addSet(set *nftables.Set) error {
 	return k.AddSet(set, nil)
 }
 
-// guarded reports whether the table works.
+// guarded reports whether the guard of the table has not expired.
 func (k kernel) guarded(f *family) bool {
 	guards, err := k.GetSetElements(f.sets()[0])
 	return err == nil && len(guards) > 0
 }
 
-// refresh has the table work for that long from now on.
+// refresh sets the guard of the table to expire after that time.
 func (k kernel) refresh(f *family, guard time.Duration) error {
 	set := f.sets()[0]
 	k.SetAddElements(set, guards(guard)) //nolint:errcheck // it is right
@@ -360,7 +360,7 @@ func (k kernel) addRules(f *family, chain *nftables.Chain, rules [][]expr.Any) {
 	}
 }
 
-// deleteSteer deletes chains that no service leads to.
+// deleteSteer deletes the chains of a steer that no service uses.
 func (k kernel) deleteSteer(f *family, s steer) {
 	for _, c := range f.chains(s) {
 		k.FlushChain(c)
@@ -389,8 +389,8 @@ func (k kernel) encode(set *nftables.Set, elements []nftables.SetElement, do enc
 	return err
 }
 
-// changeBuckets encodes the elements that m has and other has not, as it finds them: they are many. Nil:
-// it has none.
+// changeBuckets encodes the elements that m has and other has not, without collecting them first: they
+// are many. other may be nil.
 func (k kernel) changeBuckets(m, other *bucketSet, do encode) (err error) {
 	differ := make([]nftables.SetElement, 0, perMessage)
 	for bucket := range max(len(m.of), len(m.has)) {
@@ -414,8 +414,8 @@ func (k kernel) changeBuckets(m, other *bucketSet, do encode) (err error) {
 	return errors.Join(err, k.encode(m.set, differ, do))
 }
 
-// changeServices encodes the elements of the map of services that others lacks or has another
-// chain for.
+// changeServices encodes the elements of the map of services that are missing in others or have
+// another chain there.
 func (k kernel) changeServices(f *family, r, others *ruleset, do encode) error {
 	var differ []nftables.SetElement
 	for _, key := range slices.Sorted(maps.Keys(r.services)) {
@@ -445,7 +445,7 @@ func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error)
 	return err
 }
 
-// services returns what is in the map of services, but for what somebody else has put there.
+// services returns the content of the map of services, without elements of other programs.
 func (k kernel) services(f *family) map[string]served {
 	all := map[string]served{}
 	elements, err := k.GetSetElements(f.sets()[3])
@@ -469,7 +469,7 @@ func (k kernel) services(f *family) map[string]served {
 	return all
 }
 
-// hops returns the nodes that a steer hands packets to.
+// hops returns the nodes to which a steer hands packets.
 func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 	hops := map[netip.Addr]bool{}
 	for _, index := range s.indexes() {
@@ -485,8 +485,8 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 	return hops
 }
 
-// sound reports whether the table has the chains and elements that it is to have, those of
-// buckets aside, which are many. Somebody may have flushed it.
+// sound reports whether the table still has its chains and elements: another program may have
+// flushed it. Elements of buckets are not checked, as they are many.
 func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	table, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
 	if err != nil {
@@ -498,7 +498,7 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	for id := range want.tables {
 		uses += len(want.sets(f, id))
 	}
-	// The library takes the kernel's big-endian number for one in the machine's order.
+	// The library reads the kernel's big-endian number in the machine's order.
 	if int(table.Use) != uses && int(bits.ReverseBytes32(table.Use)) != uses {
 		return false, nil
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Machine decides which rules there are to be, by what is wanted, by what the kernel knows of the neighbours, and by
-// the time that it is handed. It has no clock and no kernel: a Director has both, and Simulated has neither.
+// Machine decides which rules are wanted. It depends on the plan, on the kernel's neighbour table, and on the time, which
+// its caller gives to it. It has no clock and no kernel: a Director has both, and Simulated has neither.
 type Machine struct {
 	node string
 	hold time.Duration
@@ -23,20 +23,20 @@ type Machine struct {
 
 	want     plan.Forwarding
 	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
-	heard    map[segmentKey]time.Time // since when some other node is heard without a break
+	heard    map[segmentKey]time.Time // since when at least one other node is heard at any time
 	draining map[plan.LimitKey]draining
 	absences absences
-	have     [2]*ruleset             // by family, what the kernel took over last
-	keys     [2]map[int]string       // and what its tables of buckets follow from,
-	peered   [2]map[string]neighbour // with whom
+	have     [2]*ruleset             // by family: the rules that the kernel has
+	keys     [2]map[int]string       // from which backends their tables of buckets are made,
+	peered   [2]map[string]neighbour // and with which peers
 	there    [2]bool                 // the kernel has a table
-	without  [2]int                  // Services that have none, as there are more than maxBuckets
-	most     int                     // buckets that there may be, see maxBuckets
-	stale    bool                    // there may be other rules to write
+	without  [2]int                  // Services without a table of buckets, because there are too many
+	most     int                     // the largest number of buckets, see maxBuckets
+	stale    bool                    // other rules may have to be written
 	refused  error                   // why the node cannot have rules
 }
 
-// Tables are tables of buckets by what they follow from: nobody makes one twice.
+// Tables are tables of buckets by the backends that they are made from. Each is made once.
 type Tables map[string]*table
 
 func newMachine(o Options) *Machine {
@@ -44,7 +44,7 @@ func newMachine(o Options) *Machine {
 		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}}}
 }
 
-// begin takes over the first of what is wanted.
+// begin takes over the first plan.
 func (m *Machine) begin(want plan.Forwarding, now time.Time) {
 	m.want = want
 	m.absences.follow(now, want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
@@ -63,19 +63,20 @@ func (m *Machine) unheard() bool {
 	return false
 }
 
-// advance does what time alone does.
+// advance does what is due at this time.
 func (m *Machine) advance(now time.Time) {
 	m.expire(now)
 	m.stale = m.absences.see(now, m.want.Lost, m.want.Heard) || m.stale
 }
 
-// took notes what the kernel took over.
+// took records the rules that the kernel has taken over.
 func (m *Machine) took(i int, want *ruleset, keys map[int]string, peers map[string]neighbour) {
 	m.have[i], m.keys[i], m.peered[i], m.there[i] = want, keys, peers, want != nil
 }
 
-// rules returns what is to be in the table of a family, and from which backends each of its
-// tables of buckets follows. Nil: there is nothing to forward. Those in tables need not be made anew.
+// rules returns the wanted content of a family's table, and from which backends each of its tables of
+// buckets is made. Nil: there is nothing to forward. It takes tables of buckets from tables, and adds new
+// ones to it.
 func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tables) (*ruleset, map[int]string) {
 	services, room := m.byTable(f, peers)
 	all, without := len(services), 0
@@ -108,8 +109,8 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 	return r, numbers
 }
 
-// byTable returns the family's Services by what their tables follow from, and how much room the tables
-// leave. A Service that drains is left out where there is none: those that are wanted have the tables.
+// byTable returns the family's Services by the backends that their tables are made from, and how many
+// buckets are left. If there is no room, Services that drain are left out in favour of wanted ones.
 func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[string][]service, room int) {
 	services, room = map[string][]service{}, m.most
 	// Most Services have the same backends.
@@ -167,12 +168,12 @@ func (r *ruleset) connect(peers map[string]neighbour) (interfaces string) {
 	return strings.Join(names, "-")
 }
 
-// serve adds the ports of a Service whose table has that number.
+// serve adds the ports of a Service that uses the table with that number.
 func (r *ruleset) serve(s service, table int, interfaces string) {
 	for _, p := range s.Ports {
 		key := serviceKey(s.vip, p.Number)
 		if _, has := r.services[key]; has && s.drains {
-			continue // a Service that came for it, perhaps
+			continue // a later Service has this VIP and port
 		}
 		r.services[key] = served{steer{table, len(r.tables[table].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
 			s.ByClient, s.drains, interfaces}, s.name}
@@ -185,10 +186,10 @@ type service struct {
 	name string
 	plan.Direct
 	drains bool
-	of     string // what its table follows from
+	of     string // the backends that its table is made from
 }
 
-// setWithout notes how many Services have no table, as there are more tables than may be.
+// setWithout records how many Services have no table, because there would be too many.
 func (m *Machine) setWithout(i int, f *family, without, tables int) {
 	if m.without[i] == 0 && without > 0 {
 		m.log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", without,
@@ -198,8 +199,8 @@ func (m *Machine) setWithout(i int, f *family, without, tables int) {
 }
 
 // fair returns the tables that there is room for, and how many Services have none. Each namespace gets
-// one before any gets another: so who has many takes none from others. Of a namespace, those come first
-// that are there, as connections depend on them.
+// one table before any namespace gets another one, so that none can take the tables of others. Within a
+// namespace, existing tables come first, because connections depend on them.
 func (m *Machine) fair(i int, wanted map[string][]service) (chosen map[string][]service, without int) {
 	namespaces := map[string]map[string]int{} // 1: the table is there
 	for of, all := range wanted {
@@ -237,8 +238,8 @@ func (m *Machine) fair(i int, wanted map[string][]service) (chosen map[string][]
 	return chosen, without
 }
 
-// numbers returns the numbers of the tables. A table that stays keeps its number, and a new one
-// gets that of one that goes, so that only what differs is written.
+// numbers numbers the tables. A table that stays keeps its number, and a new table gets the number
+// of one that goes, so that only differences are written.
 func (m *Machine) numbers(i int, wanted map[string][]service) map[int]string {
 	keys, missing := map[int]string{}, maps.Clone(wanted)
 	var free []int
@@ -285,8 +286,8 @@ func (m *Machine) peers(f *family) map[string]neighbour {
 	return peers
 }
 
-// present returns the backends that are this node or a peer, but those that have missed the Service. Those
-// that are silent take no new connections.
+// present returns the backends that are this node or a peer, without those that have missed the Service.
+// Silent ones take no new connections.
 func present(all []plan.Backend, peers map[string]neighbour, self, missedBy string) (kept []plan.Backend) {
 	for _, b := range all {
 		peer, ok := peers[b.Node]
@@ -300,7 +301,7 @@ func present(all []plan.Backend, peers map[string]neighbour, self, missedBy stri
 	return kept
 }
 
-// at returns what the table means for one node.
+// at returns the table as one node uses it.
 func (t *table) at(self string, peers map[string]neighbour) *buckets {
 	n := max(1, len(t.buckets))
 	r := &buckets{make([]hop, n), make([]hop, n), make([]bool, n), make([]bool, n)}

@@ -26,17 +26,17 @@ var (
 	droppedDesc   = prometheus.NewDesc(metricDropped, "Packets that were not handed to other nodes, by reason.", []string{"reason"}, nil)
 )
 
-// collector asks the Director and the kernel at scrape.
+// collector reads the state of the Director and the kernel's counters at scrape.
 type collector struct{ *Director }
 
-// Describe sends what there is.
+// Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{failingDesc, servicesDesc, tablesDesc, neighboursDesc, conntrackDesc, handedDesc, droppedDesc} {
 		ch <- d
 	}
 }
 
-// Collect sends what the Director did last. Packets are left out if they cannot be read.
+// Collect implements prometheus.Collector. It leaves out the counters of packets if they cannot be read.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	s := c.Status()
 	gauge := func(d *prometheus.Desc, v int, labels ...string) {

@@ -14,17 +14,17 @@ import (
 	"github.com/lodestone-lb/lodestone/test/nft"
 )
 
-// A model of nodes that hand each other one segment. What they think of each other need not be
-// so, nor be the same; their rules are those that a Director has for it, and are interpreted.
+// A model of nodes that hand one segment to each other. Their views of each other may be wrong, and
+// differ. The rules that a Director makes from these views are interpreted.
 
-// view is what a node thinks of another one.
+// view is a node's opinion of another one.
 type view int
 
 const (
 	hears    view = iota
 	silence       // it does not answer
 	stranger      // it has not answered yet: its hardware address is not known
-	gone          // it is not to be asked
+	gone          // it is not asked
 )
 
 // modelled is a node of the model.
@@ -44,7 +44,7 @@ func modelHardware(i int) string    { return string([]byte{2, 0, 0, 0, 0, byte(i
 func modelName(i int) string        { return fmt.Sprint("n", i) }
 func modelIndex(hop netip.Addr) int { return int(hop.As4()[3]) }
 
-// model returns the node with that number of those that have the backends, as it has the rules.
+// model returns the node with that number, with its rules for the backends.
 func model(self int, views []view, all []plan.Backend) *modelled {
 	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: modelName(self)})
 	d.want = plan.Forwarding{Nodes: map[string][]netip.Addr{},
@@ -64,7 +64,7 @@ func model(self int, views []view, all []plan.Backend) *modelled {
 	return &modelled{rules: r.program(families[0], of), atInterface: r.program(shortcuts[0], of)}
 }
 
-// segment is what the nodes hand on. It is no SYN.
+// segment is the segment that the nodes hand on. It is no SYN.
 type segment struct {
 	bucket uint32
 	from   string // hardware address
@@ -72,8 +72,8 @@ type segment struct {
 	state  uint32
 }
 
-// take has the node do what its rules say. To is the node that the segment is handed to; if it
-// is none, dropped says whether the segment stays.
+// take applies the node's rules to a segment. to is the node to which the segment is handed. If
+// there is none, dropped reports whether the segment was dropped or stays on the node.
 func (n *modelled) take(s *segment) (to netip.Addr, dropped bool) {
 	s.state = uint32(expr.CtStateBitNEW)
 	switch {
@@ -136,7 +136,7 @@ type fate struct {
 	way          []int
 }
 
-// send has a client send a segment to a node.
+// send sends a segment of a client to a node.
 func send(nodes []*modelled, to int, s segment) (f fate) {
 	s.from = "client"
 	for f.handed < 1000 {
@@ -158,13 +158,13 @@ func send(nodes []*modelled, to int, s segment) (f fate) {
 	return f
 }
 
-// Whatever nodes think of each other, and whichever tables they have, they hand a segment on a
-// bounded number of times, with each TTL that a client may choose.
+// Whatever views and tables nodes have, they hand a segment on a bounded number of times, with each
+// TTL that a client may choose.
 //
-// A segment of a connection that is kept by a node that all have in their ring is not answered by a
-// reset, whoever thinks whomever silent, and whoever takes new connections by whose table: as long as
-// all ask the same nodes, but for one newcomer that some do not know yet. Where nobody thinks the
-// keeper silent it is found.
+// A segment of a connection is not answered by a reset if all nodes have the keeper in their ring,
+// whichever nodes each takes for silent, and whichever nodes take new connections by each table. The
+// condition is that all ask the same nodes, except for one newcomer that some do not know yet. The
+// keeper is found if no node takes it for silent.
 func TestNodesMayThinkAnything(t *testing.T) {
 	t.Parallel()
 	const worlds, segments = 60, 1000
@@ -197,7 +197,7 @@ func TestNodesMayThinkAnything(t *testing.T) {
 			nodes = append(nodes, model(self, views, all))
 		}
 		for range segments {
-			keeper := random.IntN(n + 1) // the last one is nobody
+			keeper := random.IntN(n + 1) // n: no node
 			for i, m := range nodes {
 				m.short = random.IntN(2) == 0
 				m.keeps, m.stale, m.dead = i == keeper, random.IntN(4) == 0, kind == "silence" && i != keeper && random.IntN(8) == 0
@@ -226,5 +226,5 @@ func TestNodesMayThinkAnything(t *testing.T) {
 	t.Log(outcomes)
 }
 
-// mostHanded is how often a segment is handed on at most.
+// mostHanded is the largest number of times that a segment is handed on.
 const mostHanded = 66

@@ -19,19 +19,19 @@ import (
 // host is another node.
 type host struct {
 	neighbour
-	since time.Time // if it is silent: when it ceased to answer
-	asked time.Time // if the kernel asks for it: since when
-	gone  bool      // connections wait no longer for it
-	// anew is set if it may have started anew, without rules: it has gone or was unheard, while others were heard, and
-	// its speaker has not been heard since. Then it is gone, although it answers.
+	since time.Time // if it is silent: when it stopped to answer
+	asked time.Time // if the kernel is waiting for its answer: since when
+	gone  bool      // connections no longer wait for it
+	// anew is set if the node may have restarted and have no rules: it was gone or unheard while others were heard, and
+	// its speaker has not been heard since. Then it counts as gone, although it answers.
 	anew bool
-	// unheard is set if it has not answered since this Director began, and others have: nobody knows for how long it
-	// has been away.
+	// unheard is set if the node has not answered since this Director began, while others have: it is unknown for how
+	// long it has been away.
 	unheard bool
 }
 
-// look finds out which nodes are on the segment, and has those asked that are silent, lost or
-// not known.
+// look finds out which nodes are on the segment, and lets the kernel ask those that are silent,
+// lost or unknown.
 func (d *Director) look() error {
 	links, err := readLinks(d.Gateways())
 	if err != nil {
@@ -49,7 +49,7 @@ func (d *Director) look() error {
 	return nil
 }
 
-// see takes over what the kernel knows of the neighbours, and returns whom it is to ask.
+// see takes over the kernel's neighbour table, and returns which neighbours the kernel is to ask.
 func (m *Machine) see(links *links, now time.Time) (asks []neighbour) {
 	before, silent := m.nodes, false
 	m.nodes = map[netip.Addr]*host{}
@@ -84,7 +84,7 @@ func (m *Machine) see(links *links, now time.Time) (asks []neighbour) {
 	return asks
 }
 
-// next returns what becomes of the node by what the kernel knows of it now. lost is set if its speaker is lost.
+// next returns the node's next state, by its entry in the kernel's neighbour table. lost is set if its speaker is lost.
 func (h *host) next(n neighbour, e entry, lost bool, now time.Time) *host {
 	after := &host{neighbour: n, since: h.since, gone: h.gone, unheard: h.unheard && n.silent,
 		anew: (h.anew || h.unheard && !n.silent) && lost}
@@ -104,9 +104,9 @@ type segmentKey struct {
 	four   bool
 }
 
-// bury finds out who has been silent for too long. A node that hears no other one and no
-// gateway on a segment is cut off itself, perhaps. Then all have as long again when it is back,
-// but those that it never heard: they may be nowhere.
+// bury finds the nodes that have been silent for too long. If this node hears no other node and no
+// gateway on a segment, it may be cut off itself. So once it hears again, all nodes have the whole
+// time again, except those that it never heard, which may not exist.
 func (m *Machine) bury(now time.Time, gateways map[segmentKey]neighbour) {
 	heard, others := map[segmentKey]time.Time{}, map[segmentKey]bool{}
 	hear := func(on segmentKey) { heard[on] = cmp.Or(m.heard[on], now) }
@@ -149,10 +149,10 @@ type links struct {
 	gateways map[segmentKey]neighbour
 }
 
-// entry is what the kernel knows of a neighbour.
+// entry is a neighbour in the kernel's table.
 type entry struct {
 	hardware string // empty if it does not answer
-	asked    bool   // whether it answers is not known yet
+	asked    bool   // the kernel is waiting for its answer
 	fixed    bool   // an administrator has set it: the kernel never asks
 }
 
@@ -165,7 +165,7 @@ func newLinks() *links {
 	return &links{map[netip.Prefix]int{}, map[neighbourKey]entry{}, map[string]bool{}, map[segmentKey]neighbour{}}
 }
 
-// readLinks asks the kernel.
+// readLinks reads the links from the kernel.
 func readLinks(gateways []netip.Addr) (*links, error) {
 	l := newLinks()
 	addrs, err := netstate.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
@@ -188,7 +188,7 @@ func readLinks(gateways []netip.Addr) (*links, error) {
 	return l, nil
 }
 
-// add adds what the kernel knows of neighbours.
+// add adds entries of the kernel's neighbour table.
 func (l *links) add(neighbours []netlink.Neigh, gateways []netip.Addr) {
 	for _, n := range neighbours {
 		ip, ok := netip.AddrFromSlice(n.IP)
@@ -211,9 +211,9 @@ func (l *links) add(neighbours []netlink.Neigh, gateways []netip.Addr) {
 	}
 }
 
-// locate returns the node with that address, as it was before as far as the kernel does not
-// know better, and what the kernel knows of it. ok is not set if it is and was on no segment of this node, or has a router's
-// hardware address: what the router passes on would count as that node's.
+// locate returns the node with that address, by the kernel's entry and otherwise as it was before,
+// and that entry. ok is not set if the node neither is nor was on a segment of this node, or if it has a router's
+// hardware address: packets that the router forwards would count as the node's.
 func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, e entry, ok bool) {
 	device, longest := 0, -1
 	for subnet, index := range l.subnets {
@@ -235,7 +235,7 @@ func (l *links) locate(addr netip.Addr, before neighbour) (n neighbour, e entry,
 	return n, e, !l.routers[n.hardware]
 }
 
-// ask has the kernel ask whether the neighbour is there.
+// ask lets the kernel ask whether the neighbour is there.
 func ask(n neighbour) error {
 	request := &netlink.Neigh{LinkIndex: n.device, IP: n.addr.AsSlice(), Flags: netlink.NTF_USE}
 	if n.hardware != "" && !n.silent {
@@ -257,8 +257,8 @@ var (
 )
 
 // refuse returns why the node cannot have rules. With kube-proxy in mode IPVS, conntrack does
-// not show which connections the node keeps. On a bond that sends with other hardware addresses
-// than the one it answers with, others would not know what this node hands them.
+// not show which connections the node keeps. If a bond sends with other hardware addresses than
+// the one it answers with, other nodes do not recognize the packets that this node hands over.
 func refuse(nodes map[netip.Addr]*host) error {
 	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {
 		return errIPVS
@@ -280,7 +280,7 @@ func refuse(nodes map[netip.Addr]*host) error {
 // balances are the modes of bonds that send with the hardware address of whichever port.
 var balances = map[netlink.BondMode]bool{netlink.BOND_MODE_BALANCE_TLB: true, netlink.BOND_MODE_BALANCE_ALB: true}
 
-// bondUnder returns the bond that an interface is, or that it is a VLAN of. Nil: there is none.
+// bondUnder returns the bond that the interface is, or on which it is a VLAN. Nil: there is none.
 func bondUnder(index int, find func(int) (netlink.Link, error)) (*netlink.Bond, error) {
 	for depth := 0; index != 0 && depth < 3; depth++ { // a VLAN may be in a VLAN
 		link, err := find(index)

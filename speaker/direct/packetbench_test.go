@@ -18,10 +18,10 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// BenchmarkPacket is what the kernel of a node needs for a packet of a connection: to take it in and drop
-// it at once, to hand it to another node, as it comes in or after conntrack, and to send it to a pod of
-// this node as kube-proxy does. The packets are sent one by one, and end where the node would give them to
-// a driver: the segment's work, and that of who is next, is not the node's.
+// BenchmarkPacket measures the kernel's time for a packet of a connection: to receive it and drop it at
+// once, to hand it to another node at the interface or after conntrack, and to send it to a pod of this
+// node as kube-proxy does. The packets are sent one by one, and end where the node would give them to a
+// driver, so that the work of the segment and of the next host is not measured.
 func BenchmarkPacket(b *testing.B) {
 	stranger := forged{netip.MustParseAddrPort("198.18.0.2:12345"), ack, 1, 1, 0}
 	for _, c := range []struct {
@@ -80,7 +80,7 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
-// fields returns the numbers that follow a word in what nft printed.
+// fields returns the numbers that follow a word in the output of nft.
 func fields(t testing.TB, printed, word string) (numbers []float64) {
 	words := strings.Fields(printed)
 	for i, w := range words {
@@ -93,7 +93,7 @@ func fields(t testing.TB, printed, word string) (numbers []float64) {
 	return numbers
 }
 
-// BenchmarkSpread is how evenly the kernel spreads new connections over ten nodes: the largest
+// BenchmarkSpread measures how evenly the kernel spreads new connections over ten nodes: the largest
 // deviation from a tenth.
 func BenchmarkSpread(b *testing.B) {
 	const count, flows = 10, 100_000

@@ -28,12 +28,12 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// forged is a segment that no TCP of the client's kernel sent.
+// forged is a segment that the client's kernel did not send.
 type forged struct {
 	from     netip.AddrPort
 	flags    byte
 	seq, ack uint32
-	// hops is how far it has come: its TTL is 64 less them.
+	// hops is how many routers it has passed: its TTL is 64 less that.
 	hops byte
 }
 
@@ -44,7 +44,7 @@ const (
 	ack = 0x10
 )
 
-// inject has the client send segments to the VIP of their sources' family.
+// inject sends segments from the client to the VIP of their sources' family.
 func (w *world) inject(all ...forged) {
 	w.t.Helper()
 	require.NoError(w.t, w.client.Do(func() error {
@@ -87,7 +87,7 @@ func (s forged) packet(to netip.Addr) []byte {
 	return append(append(append(ip, s.from.Addr().AsSlice()...), to.AsSlice()...), tcp...)
 }
 
-// numbers returns the sequence numbers that the client sends next and expects next.
+// numbers returns the next sequence numbers that the client sends and expects.
 func (c *conn) numbers(t testing.TB) (next, expected uint32) {
 	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
 	require.NoError(t, err)
@@ -108,13 +108,12 @@ func (c *conn) source() netip.AddrPort {
 	return netip.MustParseAddrPort(c.LocalAddr().String())
 }
 
-// sockets counts the connections that the kernel of the node's pod has, however far they are
-// ended.
+// sockets counts the connections in the kernel of the node's pod, in any state.
 func (n *node) sockets() int {
 	return strings.Count(n.pod.Run("ss", "-Htn", "sport = :80"), "\n")
 }
 
-// ended wants that nothing is left of any connection on the servers.
+// ended waits until no connection is left on the servers.
 func (w *world) ended() {
 	w.t.Helper()
 	for _, n := range w.nodes {
@@ -143,7 +142,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		w.want(moved[0]...)
 		closed, reset, half := w.open(16), w.open(16), w.open(16)
 		for _, c := range half {
-			require.NoError(t, c.say("late"))
+			require.NoError(t, c.send("late"))
 			require.NoError(t, c.Conn.(*net.TCPConn).CloseWrite())
 		}
 		w.own("n3")
@@ -193,7 +192,7 @@ func TestBulkOutlivesMoves(t *testing.T) {
 	var done sync.WaitGroup
 	errs := make(chan error, len(all))
 	for i, c := range all {
-		require.NoError(t, c.say("echo"))
+		require.NoError(t, c.send("echo"))
 		random, data := rand.NewChaCha8([32]byte{byte(i)}), make([]byte, 2*chunk)
 		random.Read(data) //nolint:errcheck // it cannot fail
 		done.Go(func() {
@@ -205,7 +204,7 @@ func TestBulkOutlivesMoves(t *testing.T) {
 				}
 				sent.Add(chunk)
 				worst.Store(max(worst.Load(), int64(time.Since(began))))
-				time.Sleep(100 * time.Millisecond) // to send as much as it can would keep the machine from the moves
+				time.Sleep(100 * time.Millisecond) // without a pause the transfer would delay the moves
 			}
 		})
 	}
@@ -222,7 +221,7 @@ func TestBulkOutlivesMoves(t *testing.T) {
 	t.Logf("%d MB each way, the slowest 128 kB took %v", sent.Load()>>20, time.Duration(worst.Load()))
 }
 
-// echo sends and wants back what it sent, however often TCP has to send it again.
+// echo sends data and checks that it comes back, however often TCP retransmits.
 func (c *conn) echo(data []byte) error {
 	got := make([]byte, len(data))
 	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // it cannot fail
@@ -237,9 +236,9 @@ func (c *conn) echo(data []byte) error {
 	return <-failed
 }
 
-// A segment out of the window of a connection is handed to nobody who would reset the
-// connection for it. A forged SYN is, if the connection is not at the node that takes new
-// ones: nobody can know that it is none.
+// A segment out of the window of a connection is handed to no node that would reset the
+// connection because of it. A forged SYN is, if another node than the connection's takes new
+// ones: it cannot be recognized.
 func TestOutOfTheWindow(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, moved[0]...)
@@ -264,9 +263,8 @@ func TestOutOfTheWindow(t *testing.T) {
 	}
 }
 
-// A client uses a port again, sooner than the nodes forget what they knew of its last
-// connection from there. That one was on another node, which is asked before the one that has
-// the new connection.
+// A client uses a port again before the nodes have forgotten its last connection from there.
+// That one was on another node, which is asked before the node that keeps the new connection.
 func TestPortsAreUsedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -295,7 +293,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 	each(func(vip netip.Addr, port int) {
 		c := dial(vip, port)
 		end, _ := w.nodes["n2"].served.Load(c.LocalAddr().String())
-		require.NoError(t, end.(net.Conn).Close()) // who ends first remembers the port: not the client
+		require.NoError(t, end.(net.Conn).Close()) // the first side to close keeps the port: not the client
 		_, err := io.ReadAll(c)
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
@@ -313,8 +311,8 @@ func TestPortsAreUsedAgain(t *testing.T) {
 	}
 }
 
-// A flood of segments with forged sources is no more on the segment than the ring is long,
-// and leaves nothing behind on the node that hands it on.
+// A segment of a flood with forged sources is handed on no more often than the ring has nodes,
+// and leaves no state on the node that hands it on.
 func TestFloods(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n2", "n3")...)
@@ -335,7 +333,7 @@ func TestFloods(t *testing.T) {
 			before, tracked := w.seen(), w.nodes["n1"].tracked(t)
 			var all []forged
 			for i := range 2000 {
-				// Few neighbours: all network namespaces share the machine's room for them.
+				// Few neighbours: all network namespaces share the machine's neighbour tables.
 				from := netip.AddrFrom4([4]byte{198, 18, 0, byte(100 + i%50)})
 				if i%2 == 1 {
 					from = netip.MustParseAddr(fmt.Sprintf("2001:db8::1:%x", i%100))
@@ -354,7 +352,7 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// flood injects segments, and waits until the nodes have seen that many. At a time they are fewer than the kernel
+// flood injects segments, and waits until the nodes have received them. It injects fewer at a time than the kernel
 // queues for a busy processor (net.core.netdev_max_backlog).
 func (w *world) flood(all []forged, seen func() int) {
 	w.t.Helper()
@@ -388,8 +386,8 @@ func (n *node) tracked(t testing.TB) int {
 	return count
 }
 
-// Nodes that send with other hardware addresses than those that they answer with are not seen
-// to be nodes. Packets that they hand to each other end all the same.
+// Nodes that send with other hardware addresses than those that they answer with are not
+// recognized. Packets that they hand to each other still end.
 func TestUnknownHardwareAddresses(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, moved[0]...)
@@ -421,9 +419,9 @@ func TestUnknownHardwareAddresses(t *testing.T) {
 	}
 }
 
-// A client chooses the TTL of what it sends, and does not have nodes hand it to each other for
-// longer thereby: neither where they agree, nor where they do not, nor where they do not know each
-// other's hardware addresses in addition.
+// Whatever TTL a client chooses, nodes hand its segments to each other no more often: neither if
+// their tables are the same, nor if they differ, nor if the nodes also do not know each other's
+// hardware addresses.
 func TestTTLsOfClients(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -490,8 +488,8 @@ func TestTTLsOfClients(t *testing.T) {
 	}
 }
 
-// Where a node is no neighbour on the VIPs' segment it works as without: the rest of the nodes
-// go on, and no connection fails.
+// A node that is no neighbour on the VIPs' segment takes no part in direct forwarding: the other
+// nodes go on, and no connection fails.
 func TestNodesElsewhere(t *testing.T) {
 	t.Parallel()
 	v4, v6 := netip.MustParseAddr, netip.MustParseAddr
@@ -547,8 +545,8 @@ func TestNodesElsewhere(t *testing.T) {
 	}
 }
 
-// An operator can list the rules with nft, which gives up at expressions that it does not
-// expect. It cannot load what it lists: it has no name for the type of a hash.
+// An operator can list the rules with nft, which stops at expressions that it does not
+// know. It cannot load its own listing, as it has no name for the type of a hash.
 func TestRulesCanBeListed(t *testing.T) {
 	t.Parallel()
 	for _, byClient := range []bool{false, true} {
@@ -562,7 +560,7 @@ func TestRulesCanBeListed(t *testing.T) {
 	}
 }
 
-// Rules that no Director refreshes do nothing after a while: the VIP works as without.
+// Rules that no Director refreshes have no effect after a while: the VIP works as without them.
 func TestRulesNeedADirector(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -593,8 +591,8 @@ func TestRulesNeedADirector(t *testing.T) {
 	}
 }
 
-// A Director without the right to change rules says so once, and the VIP works as without. It
-// says nothing while there is nothing to do.
+// A Director without the right to change rules logs that once, and the VIP works without rules. It
+// logs nothing while there is nothing to do.
 func TestWithoutRights(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -634,8 +632,8 @@ func TestWithoutRights(t *testing.T) {
 	w.setOn("n1", nil) // without an error
 }
 
-// More tables than there may be are not made, which is said once. Names of nodes are as long
-// as Kubernetes allows.
+// No more than the allowed number of tables are made, which is logged once. Names of nodes are as
+// long as Kubernetes allows.
 func TestTooManyTables(t *testing.T) {
 	t.Parallel()
 	host, log := testnet.NewHost(t, "node"), &testnet.Log{}
@@ -696,8 +694,8 @@ func TestHandingOverNeedsNoForwarding(t *testing.T) {
 	w.live(all, "the backends changed")
 }
 
-// Where conntrack does not take up connections in their midst, those that are somewhere else
-// are handed around all the same, and segments out of the window reset nobody.
+// If conntrack does not pick up established connections, those on other nodes are still found by
+// the ring, and segments out of the window reset no connection.
 func TestStrictConntrack(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, moved[0]...)

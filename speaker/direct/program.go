@@ -13,8 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Simulated is a Director without a kernel and without a clock. Whoever has it hands it both, and interprets the rules
-// that a Director would write.
+// Simulated is a Director without a kernel and without a clock. Its caller provides the time and the kernel's state, and
+// interprets the rules that a Director would write.
 type Simulated struct {
 	*Machine
 	tables   Tables
@@ -28,12 +28,12 @@ type programKey struct {
 	shortcut bool
 }
 
-// NewSimulated returns a new Director. Those of one process may share tables: they would make the same ones.
+// NewSimulated returns a new Director. Directors of one process may share tables, which would be the same.
 func NewSimulated(o Options, t Tables) *Simulated {
 	return &Simulated{Machine: newMachine(o), tables: t, programs: map[programKey]*Program{}}
 }
 
-// Seen is what the kernel knows of the segment: the subnets on each interface, and the neighbours. Gateways are the
+// Seen is the kernel's state of the segment: the subnets of each interface, and the neighbour table. Gateways are the
 // routers that the node knows.
 type Seen struct {
 	Subnets    map[netip.Prefix]int
@@ -41,7 +41,8 @@ type Seen struct {
 	Gateways   []netip.Addr
 }
 
-// SeenNeighbour is an entry of the kernel's table. Without a hardware address, it is asked for, or does not answer.
+// SeenNeighbour is an entry of the kernel's neighbour table. Without a hardware address, the kernel is asking the neighbour
+// (Asked), or it did not answer.
 type SeenNeighbour struct {
 	Address  netip.Addr
 	Device   int
@@ -49,10 +50,10 @@ type SeenNeighbour struct {
 	Asked    bool
 }
 
-// Connection is a connection of which conntrack knows, and that has not ended.
+// Connection is a connection that conntrack has and that has not ended.
 type Connection struct{ Client, VIP netip.AddrPort }
 
-// Begin takes over the first of what is wanted, and what an earlier Director has left. Nil: there was none.
+// Begin takes over the first plan, and the rules of an earlier Director. Nil: there was none.
 func (s *Simulated) Begin(want plan.Forwarding, before *Simulated, now time.Time) {
 	s.begin(want, now)
 	s.stale = true
@@ -67,13 +68,13 @@ func (s *Simulated) Begin(want plan.Forwarding, before *Simulated, now time.Time
 	}
 }
 
-// Set replaces what is wanted.
+// Set takes over a plan.
 func (s *Simulated) Set(want plan.Forwarding, now time.Time) { s.set(want, now) }
 
 // Settled reports whether all nodes on the segment are known, or nothing is to be forwarded.
 func (s *Simulated) Settled() bool { return !s.busy() || !s.unheard() }
 
-// Look takes over what the kernel knows, and returns which neighbours it is to ask.
+// Look takes over the kernel's state, and returns which neighbours the kernel is to ask.
 func (s *Simulated) Look(seen Seen, now time.Time) (asks []netip.Addr) {
 	if !s.busy() {
 		return nil
@@ -110,12 +111,12 @@ func (s *Simulated) Reconcile(seen Seen, now time.Time) (asks []netip.Addr) {
 	return asks
 }
 
-// Forget has the rules be gone, as when somebody flushes them. Notice has them be written anew.
+// Forget removes the rules, as if somebody had flushed them. Notice writes them anew.
 func (s *Simulated) Forget() {
 	s.have, s.keys, s.short = [2]*ruleset{}, [2]map[int]string{}, [2]*ruleset{}
 }
 
-// Notice looks whether the rules are there.
+// Notice checks whether the rules are there.
 func (s *Simulated) Notice() {
 	s.stale = s.stale || s.there != [2]bool{} && s.have == [2]*ruleset{}
 }
@@ -135,7 +136,7 @@ func (s *Simulated) update() {
 	clear(s.programs)
 }
 
-// Extend gives the shortcut to the Services that have none.
+// Extend gives the Services without a shortcut one.
 func (s *Simulated) Extend(known func() []Connection, now time.Time) {
 	for i, all := range s.have {
 		if all == nil || s.short[i].covers(all) && (len(s.short[i].kept) == 0 || now.Before(s.nextKept)) {
@@ -160,7 +161,7 @@ func (c Connection) flow() flow {
 // InForce reports whether the rules are there.
 func (s *Simulated) InForce() bool { return s.there != [2]bool{} }
 
-// Draining reports whether a VIP and port was switched off, and is still handed over.
+// Draining reports whether the Service at a VIP and port drains.
 func (s *Simulated) Draining(at netip.AddrPort) bool {
 	for _, r := range s.have {
 		if of, has := r.at(at); has {
@@ -170,8 +171,8 @@ func (s *Simulated) Draining(at netip.AddrPort) bool {
 	return false
 }
 
-// Open returns, for each bucket of a VIP and port, which node takes new connections: the zero value if it is this one or
-// does not answer. Nil: there is no table.
+// Open returns, for each bucket of a VIP and port, the node that takes new connections: the zero value if that is this node
+// or one that does not answer. Nil: there is no table.
 func (s *Simulated) Open(at netip.AddrPort) (nodes []netip.Addr) {
 	for _, r := range s.have {
 		if of, has := r.at(at); has {
@@ -202,7 +203,7 @@ func (r *ruleset) hops(table int) map[netip.Addr]bool {
 	return hops
 }
 
-// Program is what the kernel does with a packet: the rules of a Service's chain, which may lead to others.
+// Program has the rules of a Service's chain, which may lead to other chains.
 type Program struct {
 	Chain  string
 	Chains map[string][][]expr.Any
@@ -212,14 +213,14 @@ type Program struct {
 	Hash func(key []byte, seed uint32) uint32
 }
 
-// Forward is the expression fwd, which the library does not have: it hands the packet on to the address in a register.
+// Forward is the expression fwd, which the library does not have: it sends the packet to the address in a register.
 type Forward struct{ expr.Any }
 
 // Address returns the register.
 func (Forward) Address() uint32 { return keys }
 
-// Program returns what the rules do with packets for a VIP and port, at the interface or after conntrack. Nil: nothing.
-// Of no Director there are none.
+// Program returns the rules for packets to a VIP and port, at the interface or after conntrack. Nil: there are none. s may
+// be nil.
 func (s *Simulated) Program(at netip.AddrPort, shortcut bool) *Program {
 	if s == nil {
 		return nil

@@ -12,37 +12,36 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
 
-// priority is after conntrack (-200), whose state the rules ask for, and before kube-proxy
-// replaces the VIP by an endpoint (-100). It is before all others that are after conntrack:
-// hardened hosts drop segments of connections that conntrack does not know (at -150, as the
-// table mangle of iptables), and those are handed over.
+// priority is after conntrack (-200), whose state the rules use, and before kube-proxy replaces
+// the VIP by an endpoint (-100). It is before all other chains after conntrack: hardened hosts
+// drop segments of connections that conntrack does not know (at -150, like the table mangle of
+// iptables), and those have to be handed over.
 const priority = -199
 
-// forwardPriority is after all that kube-proxy does with a packet that is forwarded (0 in its mode
-// iptables, -110 in nftables), refusals by ICMP and reset included.
+// forwardPriority is after kube-proxy's chains for forwarded packets (0 in its mode iptables, -110 in
+// nftables), some of which refuse packets by ICMP or reset.
 const forwardPriority = 10
 
-// A segment of an unknown connection that goes around has a TTL that counts the nodes: the
-// first one sets it to lastHop and as much more as the ring has nodes, and it is one less at
-// each. So it ends, whatever tables the nodes have.
+// The TTL of a segment of an unknown connection that goes around the ring counts the nodes: the
+// first node sets it to lastHop plus the number of nodes in the ring, and each decrements it. So
+// it ends, whatever tables the nodes have.
 const lastHop = 3
 
-// highest is the TTL that a segment has at most when it is handed to the node that takes new
-// connections, unless it goes around as a misfit. Nodes that do not know each other's hardware
-// addresses hand it to each other until the TTL ends. One of them may still send it around then, as a
-// misfit: 66 times in all, whatever a client has sent.
+// highest is the largest TTL of a segment that is handed to the node that takes new connections,
+// except a misfit. Nodes that do not know each other's hardware addresses hand it to each other until
+// the TTL ends, and one of them may then send it around as a misfit: it is handed on 66 times at most,
+// whatever a client has sent.
 const highest = 64
 
-// misfit is added to the TTL of a segment that does not fit for conntrack: it knows a
-// connection of these addresses and ports, by which the segment cannot be. It may be of a
-// later one, which another node has, since clients use ports again; or of this one, and be
-// old or forged. So it goes around, from here, and is dropped in the end, where others are
-// answered by a reset. So does one that cannot be handed to all nodes of its ring, since one is
-// silent: not all were asked, and nodes further on may not know that. Clients are too far away for
-// such a TTL.
+// misfit is added to the TTL of two kinds of segments. They go around the ring from here, and are
+// dropped in the end, where other segments are answered by a reset. The first kind has the addresses
+// and ports of a connection in conntrack, but does not fit it. It may be of a later connection from the
+// same port, which another node keeps, or be old or forged. The second kind cannot be handed to all
+// nodes of its ring, because one is silent, which nodes further on may not know. No segment comes from
+// a client with such a TTL, from 131 to 137: hosts begin with 64, 128 or 255, and none is 118 hops away.
 const misfit = 128
 
-// aroundPerSecond bounds the segments that one node sends around, in each chain.
+// aroundPerSecond bounds the segments that one node sends around the ring, for each chain.
 const aroundPerSecond = 50_000
 
 // syn is TCP's flag of a first segment (RFC 9293 section 3.1).
@@ -71,7 +70,7 @@ var families = []*family{
 	{&nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv6}, false, 16, 8, 7, false, nftables.TypeIP6Addr},
 }
 
-// name is that of the table, as nft(8) has it.
+// name is the table's name in the notation of nft(8).
 func (f *family) name() string {
 	switch {
 	case f.ingress:
@@ -87,15 +86,15 @@ func (f *family) has(a netip.Addr) bool { return a.Is4() == (f.length == 4) }
 
 // The sets and maps of the table, besides those of buckets.
 const (
-	// interfacesSet are the interfaces to the segments that nodes are on.
+	// interfacesSet has the interfaces that lead to nodes.
 	interfacesSet = "interfaces"
-	// hardwareSet are the hardware addresses of the other nodes.
+	// hardwareSet has the hardware addresses of the other nodes.
 	hardwareSet = "hardware"
-	// guardSet has its element for as long as a speaker refreshes it.
+	// guardSet has one element, which expires unless a speaker refreshes it.
 	guardSet = "guard"
 	// servicesMap leads from a VIP and port to the chain of the Service's table.
 	servicesMap = "services"
-	// keptSet are the connections that this node keeps although the table names another node.
+	// keptSet has the connections that this node keeps although the table names another node.
 	keptSet = "kept"
 )
 
@@ -150,8 +149,8 @@ func (f *family) sets() []*nftables.Set {
 	return sets
 }
 
-// buckets is a map from a bucket to the address of a node, or a set of buckets. With their number the
-// kernel takes a table of that size, and not one that grows.
+// buckets is a map from a bucket to the address of a node, or a set of buckets. With a size the kernel
+// uses a hash table of that size instead of one that grows.
 func (f *family) buckets(name string, isMap bool, size int) *nftables.Set {
 	return &nftables.Set{Table: f.table, Name: name, IsMap: isMap, KeyType: nftables.TypeMark, KeyByteOrder: binaryutil.NativeEndian,
 		DataType: f.address, Size: uint32(size)}
@@ -163,7 +162,7 @@ func serviceKey(vip netip.Addr, port uint16) string {
 	return string(append(key, 0, 0))
 }
 
-// parseServiceKey is the opposite. A key of another length is none.
+// parseServiceKey is the inverse. ok is not set if the length is wrong.
 func (f *family) parseServiceKey(key string) (vip netip.Addr, port uint16, ok bool) {
 	if len(key) != int(f.length)+4 {
 		return vip, 0, false
@@ -175,8 +174,8 @@ func (f *family) parseServiceKey(key string) (vip netip.Addr, port uint16, ok bo
 // number is a number as sets and registers have it.
 func number(n uint32) string { return string(binaryutil.NativeEndian.PutUint32(n)) }
 
-// bases returns the chains that the kernel calls. The second one is for what is still for a VIP when it
-// is to be forwarded.
+// bases returns the base chains. The second one is for packets that still have a VIP as destination when
+// they are to be forwarded.
 func (f *family) bases(r *ruleset) []*nftables.Chain {
 	if f.ingress {
 		return f.ingressBases(r)
@@ -189,7 +188,7 @@ func (f *family) bases(r *ruleset) []*nftables.Chain {
 	}
 }
 
-// baseRule passes on what is for a VIP:
+// baseRule leads packets for a VIP to the chain of the Service:
 //
 //	meta l4proto tcp ip daddr . tcp dport vmap @services
 func (f *family) baseRule() []expr.Any {
@@ -210,7 +209,7 @@ var (
 	drop   = &expr.Verdict{Kind: expr.VerdictDrop}
 )
 
-// steer is the chain of a table for what comes in on the segment:
+// steer is the chain of a table for packets from the segment:
 //
 //	iif != @interfaces accept            from a pod: kube-proxy's
 //	oif != 0 counter name unserved drop  it is forwarded as it is: kube-proxy has no rule yet
@@ -228,14 +227,15 @@ var (
 //
 // While the table drains, a SYN is accepted before it is handed over.
 //
-// A node without a speaker still sends around what others hand to it, for as long as they do:
-// it would reset connections that they keep.
+// A node without a speaker still hands on the segments that other nodes hand to it: otherwise it would
+// reset connections that they keep.
 //
-// What kube-proxy does not serve yet would go back to the segment, where nobody answers: the client would
-// get an error, and conntrack would remember the flow, so that kube-proxy never saw it again.
+// A packet for a VIP that kube-proxy does not serve yet would be routed back to the segment, where no host
+// answers for the VIP: the client would get an error, and conntrack would remember the flow, so that
+// kube-proxy's rules would not see its next packets.
 //
-// What comes from a node that sends with another hardware address than is known here, or that is no
-// node here yet, is handed over once more, unless it goes around. It ends by its TTL, which nobody but the first one raises.
+// A packet from a node whose hardware address is not known here is handed over once more, unless it goes
+// around the ring. It ends by its TTL, which only the first node raises.
 func (f *family) steer(s steer) [][]expr.Any {
 	second := &expr.Verdict{Kind: expr.VerdictGoto, Chain: s.second()}
 	rules := [][]expr.Any{
@@ -258,14 +258,14 @@ func (f *family) steer(s steer) [][]expr.Any {
 	return append(append(rules, f.handOver(s, openName(s.table, s.buckets))...), join(second))
 }
 
-// second is the chain of a table for what was handed to the node that takes new connections:
+// second is the chain of a table for packets that have reached the node that takes new connections:
 //
 //	tcp flags & syn != 0 accept                                       a new one
 //	limit rate over 50000/second counter name limit drop
 //	ct state invalid ip ttl != @misfits ip ttl set misfit + lastHop + ring
 //	the same for what waits by @next
-//	ip ttl > lastHop + maxRing != @misfits ip ttl set lastHop + ring  the first one
-//	hand over by @next                                                another one has the connection, perhaps
+//	ip ttl > lastHop + maxRing != @misfits ip ttl set lastHop + ring  this is the first node
+//	hand over by @next                                                another one may keep the connection
 //
 // @misfits is misfit + lastHop to misfit + lastHop + maxRing. A FIN or RST of a connection that
 // conntrack does not know is invalid, too, and with nf_conntrack_tcp_loose=0 all segments are.
@@ -280,7 +280,7 @@ func (f *family) second(s steer) [][]expr.Any {
 	}, f.handOver(s, next)...)
 }
 
-// ttlIs matches packets whose TTL is such.
+// ttlIs matches packets by their TTL.
 func (f *family) ttlIs(op expr.CmpOp, ttl byte) []expr.Any {
 	return []expr.Any{f.loadTTL(), &expr.Cmp{Register: keys, Op: op, Data: []byte{ttl}}}
 }
@@ -299,7 +299,7 @@ func (f *family) loadTTL() expr.Any {
 	return &expr.Payload{DestRegister: keys, Base: expr.PayloadBaseNetworkHeader, Offset: f.ttl, Len: 1}
 }
 
-// bounded drops what is too much to send around.
+// bounded drops segments above aroundPerSecond.
 func bounded() []expr.Any {
 	return []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: aroundPerSecond, Unit: expr.LimitTimeSecond, Burst: aroundPerSecond / 5, Over: true},
@@ -315,10 +315,10 @@ func (f *family) setTTL(ttl byte) []expr.Any {
 	return []expr.Any{&expr.Immediate{Register: keys, Data: []byte{ttl}}, set}
 }
 
-// handOver hands the packet, as it is, to the node that has the flow in the maps of a table,
-// of which there is one for each interface, if that of the interface that the packet came in
-// by has it: by another one, the node would drop it for its source (rp_filter). What belongs
-// to a node that does not answer waits until it is back.
+// handOver hands the packet, unchanged, to the node in the maps of a table. There is a map for each
+// interface, and only the one of the packet's own interface counts: if the packet arrived by another
+// segment, that node would drop it because of its source (rp_filter). Packets for a node that does not
+// answer are dropped, so that clients send them again.
 //
 //	iif eth0 dup to jhash ip saddr . ip daddr . tcp sport mod N seed S map @open-0-8192-2 device eth0 counter name handed drop
 //	jhash ip saddr . ip daddr . tcp sport mod N seed S @open-0-8192-held counter name waits drop
@@ -330,7 +330,7 @@ func (f *family) handOver(s steer, maps string) (rules [][]expr.Any) {
 	return append(rules, f.waits(s, maps))
 }
 
-// hopOf matches packets that came in by the interface and belong to another node, by those maps. It
+// hopOf matches packets that came in by the interface and belong to another node by these maps, and
 // loads the node's address and the interface.
 func (f *family) hopOf(s steer, maps string, index uint32) []expr.Any {
 	return join(&expr.Meta{Key: expr.MetaKeyIIF, Register: keys},
@@ -339,12 +339,12 @@ func (f *family) hopOf(s steer, maps string, index uint32) []expr.Any {
 		&expr.Immediate{Register: device, Data: []byte(number(index))})
 }
 
-// waits drops what is of a node that does not answer: the client sends it again.
+// waits drops packets for a node that does not answer: the client sends them again.
 func (f *family) waits(s steer, maps string) []expr.Any {
 	return join(f.bucketOf(s), in(held(maps), true), counted(string(Waits)), drop)
 }
 
-// bucketOf loads the bucket of the flow. The VIP is in it because Services share seeds.
+// bucketOf loads the bucket of the flow. The hash includes the VIP because Services share seeds.
 func (f *family) bucketOf(s steer) []expr.Any {
 	words := f.length / 4
 	exprs := []expr.Any{
@@ -365,7 +365,7 @@ func ofNode() []expr.Any {
 	return join(&expr.Payload{DestRegister: keys, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}, in(hardwareSet, true))
 }
 
-// unguarded matches all packets when there has been no speaker for long.
+// unguarded matches all packets once the guard has expired.
 func unguarded() []expr.Any {
 	return join(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: keys}, in(guardSet, false))
 }

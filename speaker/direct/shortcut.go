@@ -8,37 +8,37 @@ import (
 )
 
 const (
-	// keptInterval is how often the excepted connections are looked up again, so that those that have
-	// ended go.
+	// keptInterval is how often the excepted connections are looked up again, to remove those that have
+	// ended.
 	keptInterval = time.Minute
-	// lookFactor is how many times as long as the last look took the Director waits for the next one, a
-	// keptInterval at most: conntrack may have a million entries.
+	// After a look-up in conntrack, which may have a million entries, the Director waits for lookFactor
+	// times as long as the look-up took, a keptInterval at most.
 	lookFactor = 20
 )
 
-// shortcut hands packets over where they come in, at the interface (ingress.go). The rules after
-// conntrack would hand over the same ones. But conntrack makes an entry for each packet that it does not
-// know, and forgets it: that costs more than all the rest, and a full conntrack drops the packet.
+// shortcut hands packets over at the interface where they come in (ingress.go). The rules after conntrack
+// would hand over the same packets. But conntrack makes and discards an entry for each packet of a
+// connection that it does not know: that costs more than all the rest, and a full conntrack drops the packet.
 //
-// A packet that the shortcut leaves alone comes to the rules after conntrack. So a Service may be without
-// the shortcut at any time. It is while its table changes: then this node may keep connections that the
-// new table has at another node. From when the table is in force, those connections only become fewer:
-// new ones go to the other node. So they are looked up in conntrack (kept.go) and excepted, and the Service
-// has the shortcut again. The ring finds a connection that was missed.
+// A packet that the shortcut passes on comes to the rules after conntrack. So a Service may be without the
+// shortcut at any time. It has none while its table changes: this node may then keep connections that the
+// new table has at another node. Once the table is in force, their number only falls, because new ones go
+// to the other node. So they are looked up in conntrack (kept.go) and excepted, and the Service gets the
+// shortcut again. A connection that was missed is found by the ring.
 type shortcut struct {
 	log   *slog.Logger
 	line  *line
 	guard time.Duration
-	have  [2]*ruleset // by family, what the kernel took over last
-	began bool        // what an earlier Director left is gone
-	// nextLook is when conntrack is looked into again if a Service has no shortcut, nextKept if
-	// connections are excepted.
+	have  [2]*ruleset // by family: the rules that the kernel has
+	began bool        // the rules of an earlier Director are gone
+	// nextLook is when conntrack is read again if a Service has no shortcut, nextKept if connections are
+	// excepted.
 	nextLook, nextKept time.Time
 	err                error
 }
 
-// restrict takes the shortcut from the Services that a change concerns, in the transaction of that change.
-// It returns what is left. Nil: there will be no rules.
+// restrict removes the shortcut of the Services that a change affects, in the transaction of that change.
+// It returns the rest. Nil: there will be no rules.
 func (s *shortcut) restrict(k kernel, i int, want *ruleset) (rest *ruleset, err error) {
 	f, have := shortcuts[i], s.have[i]
 	if have == nil || want == nil {
@@ -53,7 +53,7 @@ func (s *shortcut) restrict(k kernel, i int, want *ruleset) (rest *ruleset, err 
 	return have, nil
 }
 
-// unchanged returns the part of a shortcut that a change of the rules after conntrack does not concern.
+// unchanged returns the part of a shortcut that a change of the rules after conntrack does not affect.
 func (r *ruleset) unchanged(want *ruleset) *ruleset {
 	left := *r
 	left.services = map[string]served{}
@@ -77,7 +77,7 @@ func (s *shortcut) drop(i int) error {
 	return errors.Join(k.change(shortcuts[i], nil, nil, s.guard), k.flush(shortcuts[i]))
 }
 
-// extend gives the shortcut to the Services that have none, out of the rules after conntrack. It reports
+// extend gives the Services without a shortcut one, made from the rules after conntrack. It reports
 // whether anything may have changed.
 func (s *shortcut) extend(now time.Time, rules [2]*ruleset) (looked bool) {
 	if now.Before(s.nextLook) {
@@ -125,8 +125,8 @@ func (r *ruleset) covers(all *ruleset) bool {
 	return true
 }
 
-// shortcut returns the shortcut of these rules: that of all Services but those with too many connections to except.
-// What drains has none: its new connections stay here.
+// shortcut returns the shortcut of these rules, for all Services except those with too many connections to except, and
+// those that drain, whose new connections stay on this node.
 func (r *ruleset) shortcut(kept *kept) *ruleset {
 	short := newRuleset()
 	short.interfaces, short.hardware, short.kept = r.interfaces, r.hardware, kept.flows()
@@ -138,7 +138,7 @@ func (r *ruleset) shortcut(kept *kept) *ruleset {
 	return short
 }
 
-// give gives a family its shortcut.
+// give writes the shortcut of a family.
 func (s *shortcut) give(i int, want *ruleset) error {
 	k, err := s.line.open()
 	if err != nil {

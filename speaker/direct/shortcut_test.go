@@ -21,9 +21,9 @@ func (w *world) shortened(name string) {
 	w.until(func() bool { return d.Status().Shortcuts == 2 }, func() any { return w.nodes[name].log })
 }
 
-// The owner keeps what it has, although the table has it elsewhere by now, and hands over the rest:
-// whatever the table was before, and whoever owns the VIPs. It is by the shortcut, once that is there,
-// that it does: its counter says so.
+// The owner keeps its connections, although the table has them at other nodes by now, and hands over
+// the rest, whatever the table was before, and whichever node owns the VIPs. Once the shortcut is
+// there, packets are handed over by it, as its counter shows.
 func TestShortcut(t *testing.T) {
 	t.Parallel()
 	for _, byClient := range []bool{false, true} {
@@ -71,7 +71,7 @@ func (n *node) short(t testing.TB) (packets int) {
 	return packets
 }
 
-// Fragments of a segment are not told apart at the interface: they go to conntrack, which puts them together.
+// Fragments of a segment are not handed over at the interface: they go to conntrack, which reassembles them.
 func TestFragmentsAreHandedOver(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 2, some("n2")...)
@@ -104,8 +104,8 @@ func TestFragmentsAreHandedOver(t *testing.T) {
 	require.Zero(t, w.nodes["n1"].short(t), "it is not the shortcut that has handed it over")
 }
 
-// A connection that has ended is no reason not to hand over what comes with its addresses and ports: conntrack
-// remembers it for longer than the client does.
+// Segments with the addresses and ports of a connection that has ended are handed over: conntrack remembers it
+// for longer than the client does.
 func TestConnectionsThatHaveEndedAreNotKept(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 2, some("n1")...)
@@ -125,8 +125,8 @@ func TestConnectionsThatHaveEndedAreNotKept(t *testing.T) {
 	w.live(all[over:], "those that have not ended")
 }
 
-// A Service of which this node keeps too many connections that the table has elsewhere has no shortcut,
-// and others have it.
+// A Service has no shortcut if this node keeps too many of its connections that the table has at other
+// nodes. Other Services have one.
 func TestCrowdedService(t *testing.T) {
 	t.Parallel()
 	k := newKept()
@@ -140,7 +140,7 @@ func TestCrowdedService(t *testing.T) {
 	require.Equal(t, map[string]bool{"1": true}, k.flows())
 }
 
-// Whoever removes the rules at the interface, and a Director that starts while there are some, ends no connection.
+// No connection ends if the rules at the interface are removed, or if a Director starts while there are some.
 func TestShortcutIsBack(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 2, some("n1")...)
@@ -170,7 +170,7 @@ func TestShortcutIsBack(t *testing.T) {
 	require.NotContains(t, n.log.String(), "level=WARN")
 }
 
-// BenchmarkKept is what it takes to look 100,000 connections up in conntrack.
+// BenchmarkKept measures a look-up of 100,000 connections in conntrack.
 func BenchmarkKept(b *testing.B) {
 	const n = 100_000
 	host := testnet.NewHost(b, "node")

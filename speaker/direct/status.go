@@ -13,30 +13,29 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Status is what the Director did last. It is immutable.
+// Status is the state after the Director's last change. It is immutable.
 type Status struct {
 	// InForce is set while the rules are there: others may hand this node connections.
 	InForce bool `json:"inForce"`
-	// Error is why the rules are not as they are to be, Err the same. It is tried again.
+	// Error is why the rules are not the wanted ones, Err the same. The Director tries again.
 	Error string `json:"error,omitempty"`
 	Err   error  `json:"-"`
-	// Without counts the Services at VIPs that have no table, as there are more tables than
-	// may be.
+	// Without counts the Services at VIPs that have no table, because there would be too many.
 	Without int `json:"withoutTable"`
 	Tables  int `json:"tables"`
 	// Shortcuts counts the Services at VIPs and ports whose packets are handed over before conntrack.
 	Shortcuts int `json:"beforeConntrack"`
-	// ConntrackFull is set while conntrack has little room, or none.
+	// ConntrackFull is set while conntrack is full or nearly full.
 	ConntrackFull bool `json:"conntrackFull"`
 	// Neighbours are the other nodes, by each of their addresses.
 	Neighbours []Neighbour `json:"neighbours"`
-	// Services are what connections are handed over of, by VIP and name. They are filled in
-	// for View.
+	// Services are those whose connections are handed over, by VIP and name. Only View fills
+	// them in.
 	Services []Forwarded `json:"services"`
 
-	// Want is what was to be forwarded.
+	// Want is the plan.
 	Want plan.Forwarding `json:"-"`
-	// Peers counts the addresses of nodes that packets can be handed to, or soon again.
+	// Peers counts the addresses of nodes to which packets can be handed, now or soon again.
 	Peers int `json:"-"`
 	// Gone are the nodes that have been silent for too long.
 	Gone map[string]bool `json:"-"`
@@ -61,11 +60,11 @@ type NeighbourState string
 const (
 	// Reachable nodes are handed connections.
 	Reachable NeighbourState = "reachable"
-	// Unknown ones have not been heard of yet.
+	// Unknown nodes have not answered yet.
 	Unknown NeighbourState = "unknown"
-	// Silent ones do not answer: their connections wait.
+	// Silent nodes do not answer: their connections wait.
 	Silent NeighbourState = "silent"
-	// Gone ones have been silent for too long: their connections are reset.
+	// Gone nodes have been silent for too long: their connections are reset.
 	Gone NeighbourState = "gone"
 	// Elsewhere are nodes that are not on a segment of this one, or have a router's hardware
 	// address.
@@ -78,7 +77,7 @@ type Forwarded struct {
 	Service string     `json:"service"`
 	// Draining is set if the Service keeps new connections on the node that takes them in.
 	Draining bool `json:"draining,omitempty"`
-	// Open are the nodes that take new connections, Others those that keep the ones they have.
+	// Open are the nodes that take new connections, Others those that only keep existing ones.
 	Open   []string `json:"open"`
 	Others []string `json:"others,omitempty"`
 }
@@ -142,7 +141,7 @@ func (d *Director) publish() {
 	}
 }
 
-// noRules returns the reason for others.
+// noRules returns the reason that is reported to other nodes.
 func noRules(inForce bool, err error) report.NoRules {
 	switch {
 	case inForce || err == nil:

@@ -10,14 +10,14 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// A table has as many buckets as follows from the policy, and no more when it has more nodes: one that
-// grew would move all flows, to buckets that rank the nodes which had them anyhow.
+// The number of buckets depends on the policy alone. If it grew with the number of nodes, it would move all
+// flows when it does.
 const (
 	// clusterSize is for policy Cluster: the shares of ten nodes differ from their weights by 4.4 % at most in half
-	// of all clusters, by 7.8 % in the worst. Speakers of another size would have other tables.
+	// of all clusters, by 7.8 % in the worst. All speakers of a cluster must have the same size.
 	clusterSize = 1 << 13
-	// localSize is for policy Local. There are many such tables, as each set of nodes has one, and the
-	// nodes in each are few.
+	// localSize is for policy Local. Each set of nodes has such a table, so there are many, with few nodes
+	// in each.
 	localSize = 1 << 10
 )
 
@@ -32,30 +32,31 @@ func sizeOf(s plan.Direct) int {
 // maxRing is how many nodes a segment of an unknown connection visits.
 const maxRing = 6
 
-// maxWeight bounds the slots of a node: of more endpoints, all nodes have a part each.
+// maxWeight bounds the slots of a node. If a node has more endpoints, a slot stands for several on all nodes.
 const maxWeight = 16
 
-// table is what follows from the backends of a Service, on every node the same.
+// table has the nodes that keep the connections of a Service. It is computed from the Service's backends,
+// with the same result on every node.
 //
-// It is rendezvous hashing: each bucket ranks all slots, whichever there are, and the best
-// one that takes new connections has it. So who comes takes buckets from those that rank
-// below, and who goes leaves them to those: the nodes that rank high in a bucket are those
-// that have had it, which a speaker knows that was just started, too.
-// A node has a slot for each endpoint, so that its share follows their number.
+// It uses rendezvous hashing. Each bucket ranks all slots, and belongs to the best one that takes
+// new connections. A node that joins takes buckets from lower-ranking nodes, and a node that leaves
+// gives its buckets to them. So the nodes that rank high in a bucket are the ones that may have had
+// it, and a speaker that has just started knows them, too.
+// A node has a slot for each endpoint, so that its share is proportional to their number.
 type table struct {
-	nodes   []string // by their numbers, which are in the order of the names
+	nodes   []string // by number, in the order of the names
 	first   []order  // of the first slot of each node
 	buckets []bucket
 }
 
-// bucket is what flows have in common that have one hash. Its nodes are numbers: no cluster has 65,536.
+// bucket has the nodes for the flows with one hash, by number: no cluster has 65,536.
 type bucket struct {
 	// open is the node that takes new connections.
 	open uint16
-	// ring are the nodes that the connections of all others are at, if it is not that one: a
-	// segment is handed from each to the one before it, until somebody knows the connection
-	// or all were asked. Their order depends on nothing but them, so that it ends well while
-	// nodes disagree about who takes new connections.
+	// ring are the nodes that may keep the older connections. Each node that does not know the
+	// connection of a segment hands it to the node before it in the ring, until one knows the
+	// connection or all were asked. The order depends only on the nodes in the ring, so that all
+	// are asked even while nodes disagree about which one takes new connections.
 	ring []uint16
 }
 
@@ -100,7 +101,7 @@ func newTable(backends []plan.Backend, size int) *table {
 	return t
 }
 
-// partOf returns how many endpoints a slot stands for.
+// partOf returns for how many endpoints a slot stands.
 func partOf(backends []plan.Backend) int {
 	most := 0
 	for _, b := range backends {
@@ -112,11 +113,11 @@ func partOf(backends []plan.Backend) int {
 // share returns how many slots stand for n endpoints.
 func share(n, part int) int { return (n + part - 1) / part }
 
-// score is where a node stands in a bucket's ranking: lower is better.
+// score is the place of a node in a bucket's ranking: lower is better.
 type score struct {
 	node      int
-	open, any uint32 // of its best slot that takes new connections, of its best slot
-	first     uint32 // of its first slot, however many it has
+	open, any uint32 // of its best slot that takes new connections, and of its best slot
+	first     uint32 // of its first slot
 }
 
 const worst = ^uint32(0)
@@ -136,7 +137,7 @@ func rank(bucket uint32, slots []order, open, node int) score {
 	return s
 }
 
-// member is a node in view of a table.
+// member is a node and its number in a table.
 type member struct {
 	name   string
 	number int // -1: it has no backend
@@ -147,9 +148,9 @@ func (t *table) member(name string) member {
 	return member{name, slices.Index(t.nodes, name), newOrder(name, 0, len(t.buckets))}
 }
 
-// after returns the node that a node hands segments to of connections in a bucket that it does not know: the one before
-// it in the ring that is not silent. A node that is not in the ring has its place there all the same: by the tables of
-// others it may be in it, and from elsewhere it would hand the segment past those that were not asked. -1: there is none.
+// after returns the node to which m hands segments of unknown connections in bucket i: the next one before m in the ring
+// that is not silent. -1: there is none. If m is not in the ring, it uses the place that it would have there: in the tables
+// of other nodes it may be in the ring, and from another place it would skip nodes that were not asked.
 func (t *table) after(i int, m *member, silent []bool) int {
 	ring := t.buckets[i].ring
 	at := slices.IndexFunc(ring, func(n uint16) bool { return int(n) == m.number })
@@ -175,8 +176,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>33
 }
 
-// order is a slot's order of all buckets, whose number is a power of 2. Each place is had by one bucket, which makes
-// shares more even than random scores do.
+// order is a slot's order of all buckets, whose number is a power of 2. It is a permutation, which makes shares more even
+// than random scores do.
 type order struct {
 	mask, half uint32 // the bits of a place, and how many of them are the lower half
 	rounds     [3]struct{ flip, factor uint32 }
@@ -194,7 +195,7 @@ func newOrder(node string, slot, size int) (o order) {
 	return o
 }
 
-// place returns where a bucket stands.
+// place returns the place of a bucket.
 func (o *order) place(bucket uint32) uint32 {
 	for _, r := range &o.rounds {
 		bucket = (bucket ^ r.flip) & o.mask * r.factor & o.mask

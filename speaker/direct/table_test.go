@@ -28,7 +28,7 @@ func nodes(n int) string {
 	return strings.Join(names, " ")
 }
 
-// named is a table by the names of the nodes.
+// named is a table with the names of the nodes.
 type named []struct {
 	open string
 	ring []string
@@ -46,7 +46,7 @@ func newNamed(backends []plan.Backend, size int) named {
 	return all
 }
 
-// walk returns after by names.
+// walk is after with names.
 func (t *table) walk() func(bucket int, node string, isSilent func(string) bool) string {
 	members, silent := map[string]*member{}, make([]bool, len(t.nodes))
 	return func(bucket int, node string, isSilent func(string) bool) string {
@@ -117,8 +117,8 @@ func TestSharesOfSets(t *testing.T) {
 	}
 }
 
-// Who goes leaves its buckets to others, who comes takes its own from others, and nothing
-// else moves.
+// A node that leaves gives its buckets to others, a node that joins takes its own from others,
+// and no other bucket moves.
 func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	t.Parallel()
 	before, after := newNamed(backends("a b c d e f", 1), clusterSize), newNamed(backends("a b c d e f g", 1), clusterSize)
@@ -135,8 +135,8 @@ func TestOnlyWhatHasToMoveMoves(t *testing.T) {
 	}
 }
 
-// A connection is found wherever it began: whatever up to five nodes do in a row that join,
-// drain and return, each node that had a bucket is in its ring.
+// A connection is found wherever it began: if up to five nodes in a row join, drain and return,
+// each node that had a bucket is in its ring.
 func TestEarlierHoldersAreInTheRing(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
@@ -161,7 +161,7 @@ func TestEarlierHoldersAreInTheRing(t *testing.T) {
 	}
 }
 
-// From each node a segment visits all others that answer, whoever takes new connections.
+// From each node a segment visits all others that answer, whichever takes new connections.
 func TestTheRingVisitsAll(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= maxRing+2; n++ {
@@ -198,8 +198,8 @@ func TestTheRingVisitsAll(t *testing.T) {
 	require.Empty(t, newNamed(nil, clusterSize))
 }
 
-// While an endpoint moves, some nodes go by the table before and some by the one after. A segment passes nobody who is in
-// both, from whichever node it comes.
+// While an endpoint moves, some nodes use the old table and some the new one. A segment skips no node that is in both,
+// whichever node it comes from.
 func TestTheRingVisitsAllWhileTablesDiffer(t *testing.T) {
 	t.Parallel()
 	next := []func(int, string, func(string) bool) string{newTable(backends("a b c", 1), localSize).walk(),
@@ -228,9 +228,8 @@ func TestPlacesOfASlotDiffer(t *testing.T) {
 	require.Len(t, seen, clusterSize)
 }
 
-// Up to five nodes may join at once. When more do, connections are not found in those buckets
-// that the joiners have the first six places of: as many as is to be expected of nodes
-// that are ranked at random.
+// Up to five nodes may join at once. When more do, connections are not found in the buckets
+// whose first six places the joiners have. Those are as many as with a random ranking.
 func TestManyJoinersAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ before, joining int }{{1, 5}, {3, 5}, {4, 5}, {20, 5}, {3, 6}, {3, 9}, {3, 27}, {10, 10}, {10, 90}} {

@@ -31,24 +31,24 @@ var (
 	web  = []plan.Port{{Protocol: unix.IPPROTO_TCP, Number: 80}}
 )
 
-// world is a segment with a client and nodes, behind each of which is a pod that serves a
-// VIP. Each node sends what comes for the VIP to its pod, as kube-proxy does for policy Local.
+// world is a segment with a client and nodes. Behind each node is a pod that serves a VIP. The
+// node sends packets for the VIP to its pod, as kube-proxy does for policy Local.
 type world struct {
 	t       testing.TB
 	segment *testnet.Segment
 	client  *testnet.Host
 	nodes   map[string]*node
 	names   []string
-	lost    map[string]bool // whose speaker is not heard
-	// gateways are what the nodes take for routers.
+	lost    map[string]bool // nodes whose speakers are not heard
+	// gateways are the routers that the nodes know.
 	gateways atomic.Pointer[[]netip.Addr]
-	extra    map[string][]netip.Addr // nodes that there are not
+	extra    map[string][]netip.Addr // Node objects without a node
 	byClient bool
 	cluster  bool // the Services have policy Cluster, whose tables are eight times as large
 	guard    time.Duration
 	hold     time.Duration
-	most     int          // buckets that there may be
-	powers   func() error // what the Directors' threads give up
+	most     int          // the largest number of buckets
+	powers   func() error // takes capabilities from the Directors' threads
 }
 
 type node struct {
@@ -104,7 +104,7 @@ func startWorld(t testing.TB, nodes int, backends ...plan.Backend) *world {
 	return w
 }
 
-// begin is startWorld for a world that is not as others are.
+// begin is startWorld for a world that the test has changed before.
 func (w *world) begin(backends ...plan.Backend) {
 	w.t.Helper()
 	w.start(w.names...)
@@ -117,8 +117,8 @@ func (w *world) plug(s *testnet.Segment, h *testnet.Host, addrs ...string) {
 	h.Address("eth0", addrs...)
 }
 
-// serve has the pod answer each line with the node's name. After "echo" it sends back what it
-// gets, and after "late" it says "the end" a second after the client has ended.
+// serve lets the pod answer each line with the node's name. After "echo" it sends back what it
+// gets, and after "late" it sends "the end" a second after the client has ended.
 func (n *node) serve(t testing.TB) {
 	require.NoError(t, n.pod.Do(func() error {
 		l, err := net.Listen("tcp", ":80")
@@ -148,7 +148,7 @@ func (n *node) serve(t testing.TB) {
 						case "echo\n":
 							io.Copy(c, lines) //nolint:errcheck // the client notices
 							return
-						case "late\n": // it still has something to say when the client has not
+						case "late\n": // the server still sends when the client has closed its direction
 							io.Copy(io.Discard, lines) //nolint:errcheck // the client notices
 							time.Sleep(time.Second)
 							fmt.Fprintln(c, "the end")
@@ -197,7 +197,7 @@ func (w *world) start(names ...string) {
 	}
 }
 
-// want has all Directors forward directly to these backends, and waits until they do.
+// want lets all Directors forward directly to these backends, and waits until they do.
 func (w *world) want(backends ...plan.Backend) {
 	w.t.Helper()
 	w.wantAt(w.names, backends...)
@@ -214,7 +214,7 @@ func (w *world) wantAt(names []string, backends ...plan.Backend) {
 	}
 }
 
-// setOn sets what one Director forwards, and waits until it does.
+// setOn sets the backends of one Director, and waits until it forwards to them.
 func (w *world) setOn(name string, backends []plan.Backend) {
 	w.t.Helper()
 	want := w.forwarding(backends)
@@ -245,7 +245,7 @@ func (w *world) handed() (packets int) {
 	return packets
 }
 
-// strangers sends segments of connections that nobody has.
+// strangers sends segments of connections that no node keeps.
 func (w *world) strangers(n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.client.Do(func() error {
@@ -352,13 +352,13 @@ func (w *world) open(n int) (all []*conn) {
 	return all
 }
 
-// ask sends a line, and wants the answer of the same node as before.
+// ask sends a line, and checks that the same node as before answers.
 func (c *conn) ask() error {
-	return c.say("who")
+	return c.send("who")
 }
 
-// say sends any line.
-func (c *conn) say(line string) error {
+// send is ask for any line.
+func (c *conn) send(line string) error {
 	c.SetDeadline(time.Now().Add(cmp.Or(c.timeout, 15*time.Second))) //nolint:errcheck // it cannot fail
 	if _, err := fmt.Fprintln(c, line); err != nil {
 		return err
@@ -376,7 +376,7 @@ func (c *conn) say(line string) error {
 	return nil
 }
 
-// live wants that all connections live.
+// live checks that all connections live.
 func (w *world) live(all []*conn, when string) {
 	w.t.Helper()
 	for _, c := range all {
