@@ -1,7 +1,7 @@
-// Package apiservers tells what becomes of VIPs when one of three API servers is lost. Pods
-// reach them as in any cluster, by the Service "kubernetes": kube-proxy chooses one for each
-// connection, and goes on choosing one that is lost until the others take it out. The same lab
-// has no routes to pods but Lodestone's, and another story tells what they carry.
+// Package apiservers tests that VIPs survive the loss of one of three API servers. Pods reach
+// them as in any cluster, by the Service "kubernetes": kube-proxy chooses one for each
+// connection, also one that is lost, until the others take it out. The lab has no routes to pods
+// but Lodestone's, which another story tests.
 package apiservers
 
 import (
@@ -26,10 +26,10 @@ import (
 const (
 	// soon is how long a change takes at most until it is seen on the wire.
 	soon = 30 * time.Second
-	// moment is how long a VIP may be elsewhere: its owner got no processor time, and was taken for lost.
+	// moment is how long a VIP may be elsewhere, because its owner got no processor time and was taken for lost.
 	moment = 5 * time.Second
-	// fault is longer by more than a moment than a speaker waits before it reports that it is blind: 25 s
-	// without an answer, found out by questions that are 5 s apart and wait for 4 s.
+	// fault is longer than a speaker waits before it reports that it has no API server: 25 s without an
+	// answer, noticed by requests every 5 s that wait for 4 s.
 	fault = 42 * time.Second
 )
 

@@ -138,9 +138,9 @@ func (c *cluster) permit(cidrs ...string) {
 	require.NoError(c, c.Configure(c.Context(), string(text)))
 }
 
-// Nobody but Lodestone makes routes between the nodes' pods. Packets go as long as its routes
-// are there, and not without them; they come back when somebody deletes them; and a node whose
-// pods may have no routes gets no pods and announces no VIPs.
+// Only Lodestone makes routes between the nodes' pods. Packets arrive while its routes are there,
+// and not without them. Deleted routes come back. A node whose pods may have no routes gets no pods
+// and announces no VIPs.
 func TestPodsReachEachOtherByOurRoutesAlone(t *testing.T) {
 	c := start(t)
 	c.wait("all routes to pods are ours", c.routed)
@@ -168,7 +168,7 @@ func TestPodsReachEachOtherByOurRoutesAlone(t *testing.T) {
 	c.nodeWithoutRoutes(pods, first, last)
 }
 
-// nodeWithoutRoutes tells what becomes of a node whose IPv4 pod CIDR is refused.
+// nodeWithoutRoutes checks a node whose IPv4 pod CIDR is refused.
 func (c *cluster) nodeWithoutRoutes(pods map[string]*corev1.Pod, first, last string) {
 	c.Helper()
 	var some, all []string // of all nodes but the last one, of all

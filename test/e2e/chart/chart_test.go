@@ -476,7 +476,7 @@ func TestImagesRunAsThePodsDo(t *testing.T) {
 	}
 }
 
-// TestControllerRunsOnUninitializedNodes: it is the one who initializes them.
+// TestControllerRunsOnUninitializedNodes: the controller initializes them.
 func TestControllerRunsOnUninitializedNodes(t *testing.T) {
 	all := objects(t, render(t, "testdata/default.values.yaml"))
 	for _, pod := range []corev1.PodSpec{deployment(t, all).Template.Spec, daemonSet(t, all).Template.Spec} {
@@ -537,9 +537,8 @@ func TestConfigDoesNotRestartPods(t *testing.T) {
 	}
 }
 
-// TestAdmissionIsACourtesy: whoever writes anything but our ConfigMap is not kept
-// waiting, nobody is kept from writing, and the controller gets the rights to its
-// own objects alone.
+// TestAdmissionIsACourtesy: it delays writes of our ConfigMap only, prevents none if
+// it does not answer, and gives the controller rights to its own objects only.
 func TestAdmissionIsACourtesy(t *testing.T) {
 	if all := objects(t, render(t, "testdata/default.values.yaml")); len(find[admissionv1.ValidatingWebhookConfiguration](all)) > 0 ||
 		find[corev1.Secret](all)["lodestone-admission"] != nil {
@@ -571,8 +570,8 @@ func TestAdmissionIsACourtesy(t *testing.T) {
 	}
 }
 
-// TestDashboardRights: who has not enabled it grants nothing for it, and its
-// account may see it and nothing else.
+// TestDashboardRights: without the dashboard nothing is granted for it, and its
+// account may read the dashboard and nothing else.
 func TestDashboardRights(t *testing.T) {
 	without := objects(t, render(t, "testdata/single.values.yaml"))
 	for name := range find[rbacv1.ClusterRole](without) {

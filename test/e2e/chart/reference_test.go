@@ -16,8 +16,8 @@ import (
 // value is a row of the reference.
 type value struct{ path, bounds, fallback, meaning string }
 
-// TestReference: docs/reference/chart.md has every value, with what values.yaml
-// says of it and what the schema demands.
+// TestReference: docs/reference/chart.md has every value, with its comment in
+// values.yaml and what the schema demands.
 func TestReference(t *testing.T) {
 	var schema map[string]any
 	content, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
@@ -91,21 +91,21 @@ func (r *reader) resolve(schema map[string]any) map[string]any {
 	return schema
 }
 
-// bounds says what a value may be.
+// bounds describes the values that the schema allows.
 func bounds(r *reader, schema map[string]any) string {
 	if all, ok := schema["enum"].([]any); ok {
-		var said []string
+		var parts []string
 		for _, v := range all {
-			said = append(said, fmt.Sprintf("`%v`", v))
+			parts = append(parts, fmt.Sprintf("`%v`", v))
 		}
-		return strings.Join(said, ", ")
+		return strings.Join(parts, ", ")
 	}
 	if all, ok := schema["oneOf"].([]any); ok {
-		var said []string
+		var parts []string
 		for _, v := range all {
-			said = append(said, bounds(r, v.(map[string]any)))
+			parts = append(parts, bounds(r, v.(map[string]any)))
 		}
-		return strings.Join(said, " or ")
+		return strings.Join(parts, " or ")
 	}
 	text := schema["type"].(string)
 	if least, ok := schema["minimum"].(float64); ok {

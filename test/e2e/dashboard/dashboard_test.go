@@ -37,8 +37,8 @@ type site struct {
 	input io.Writer
 }
 
-// tell has something happen in the cluster.
-func (s site) tell(t *testing.T, command string) {
+// trigger sends a command to the invented cluster.
+func (s site) trigger(t *testing.T, command string) {
 	t.Helper()
 	_, err := fmt.Fprintln(s.input, command)
 	require.NoError(t, err)
@@ -169,7 +169,7 @@ func is[T any](w *window, expression string) T {
 	return value
 }
 
-// prefer has the browser prefer a colour scheme.
+// prefer sets the browser's preferred colour scheme.
 func prefer(scheme string) chromedp.Action[chromedp.Void] {
 	return func(ctx context.Context, t *chromedp.Target) (none chromedp.Void, err error) {
 		_, err = cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
@@ -215,14 +215,14 @@ func TestThePageShowsTheClusterAndFollowsIt(t *testing.T) {
 	assert.EqualValues(t, 4, is[int](w, `document.querySelectorAll(".pool").length`))
 	w.picture("light")
 
-	s.tell(t, "session 3 hold timer expired: nothing was heard for 90s")
-	w.becomes("the page says that the session is down", text+`.includes("worker-03 has no session with tor-b: hold timer expired")`)
+	s.trigger(t, "session 3 hold timer expired: nothing was heard for 90s")
+	w.becomes("the page shows that the session is down", text+`.includes("worker-03 has no session with tor-b: hold timer expired")`)
 	w.becomes("what is wrong comes first", `document.querySelector(".node button").textContent === "worker-03"`)
-	s.tell(t, "speaker 5 down")
+	s.trigger(t, "speaker 5 down")
 	w.becomes("the VIPs of a lost speaker have moved", `/from worker-05 to worker-/.test(`+text+`)`)
 	w.picture("trouble-live")
-	s.tell(t, "speaker 5 up")
-	s.tell(t, "session 3")
+	s.trigger(t, "speaker 5 up")
+	s.trigger(t, "session 3")
 	w.becomes("all is well again", `document.querySelector("#verdict h2").textContent === "All is well"`)
 	assert.True(t, is[bool](w, `document.querySelector("#live").textContent === "live"`), "without a reload")
 	w.content()
@@ -275,7 +275,7 @@ func TestPhone(t *testing.T) {
 	}
 }
 
-// TestContrast: every text can be told from its ground, WCAG 2.2 level AA.
+// TestContrast: every text has enough contrast, by WCAG 2.2 level AA.
 func TestContrast(t *testing.T) {
 	s := serve(t, "-nodes=6", "-services=40", "-trouble")
 	for _, scheme := range []string{"light", "dark"} {

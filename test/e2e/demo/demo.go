@@ -21,12 +21,12 @@ import (
 type demo struct {
 	*lab.Cluster
 	client kubernetes.Interface
-	say    func(format string, args ...any)
+	report func(format string, args ...any)
 }
 
 // Run brings a lab up, gives the tour and takes the lab down again, unless it
-// is to be kept. It tells each result as it comes.
-func Run(ctx context.Context, options lab.Options, keep bool, say func(format string, args ...any)) (err error) {
+// is to be kept. It reports each result as it comes.
+func Run(ctx context.Context, options lab.Options, keep bool, report func(format string, args ...any)) (err error) {
 	cluster, err := lab.Up(ctx, options)
 	if cluster != nil && !keep {
 		defer func() { err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx))) }()
@@ -38,12 +38,12 @@ func Run(ctx context.Context, options lab.Options, keep bool, say func(format st
 	if err != nil {
 		return err
 	}
-	d := &demo{Cluster: cluster, client: client, say: say}
-	say("nodes=%d initialized=yes", len(cluster.Nodes()))
+	d := &demo{Cluster: cluster, client: client, report: report}
+	report("nodes=%d initialized=yes", len(cluster.Nodes()))
 	if err := d.tour(ctx); err != nil {
 		return err
 	}
-	say("ok")
+	report("ok")
 	return nil
 }
 
@@ -56,14 +56,14 @@ func (d *demo) tour(ctx context.Context) error {
 		return err
 	}
 	if err := d.reach(ctx, vip); err != nil {
-		d.say("vip=%s reachable=no", vip)
+		d.report("vip=%s reachable=no", vip)
 		return err
 	}
 	owner, err := d.Owner(vip)
 	if err != nil {
 		return err
 	}
-	d.say("vip=%s reachable=yes owner=%s", vip, owner)
+	d.report("vip=%s reachable=yes owner=%s", vip, owner)
 
 	owner, err = d.clearOwner(ctx, vip)
 	if err != nil {
@@ -100,9 +100,9 @@ func (d *demo) reach(ctx context.Context, vip netip.Addr) error {
 }
 
 // clearOwner moves the pods away from the node that owns the VIP and returns
-// that node. What is to be measured is how soon the VIP moves: pods on the lost
-// node would get their share of the traffic from kube-proxy until Kubernetes
-// takes the node for dead, some 40 seconds later, whoever owns the VIP.
+// that node. The demo measures how soon the VIP moves: kube-proxy would send
+// pods on the lost node their share of the traffic until Kubernetes takes the
+// node for dead, some 40 seconds later, whichever node owns the VIP.
 func (d *demo) clearOwner(ctx context.Context, vip netip.Addr) (owner string, err error) {
 	const attempts = 5 // the VIP may move as its endpoints do
 	for range attempts {
@@ -151,12 +151,12 @@ func (d *demo) failOver(ctx context.Context, vip netip.Addr, owner string) error
 	if successor == owner {
 		return fmt.Errorf("the client still sends to %s, which is lost", owner)
 	}
-	d.say("failover old=%s new=%s outage_ms=%d", owner, successor, record.Outage().Duration().Milliseconds())
+	d.report("failover old=%s new=%s outage_ms=%d", owner, successor, record.Outage().Duration().Milliseconds())
 	return d.HealNode(owner)
 }
 
-// within tries until the condition holds; the error tells what was waited for
-// and the condition's last complaint.
+// within tries until the condition holds. Its error has what was waited for
+// and the condition's last error.
 func within(ctx context.Context, limit time.Duration, what string, condition func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {

@@ -1,5 +1,5 @@
-// Package echo is the workload of the lab's pods: whoever asks over TCP or UDP
-// is told which pod of which node answered.
+// Package echo is the workload of the lab's pods: its answers over TCP and UDP
+// name the pod and its node.
 package echo
 
 import (
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Answer says who answered. Over HTTP it is the JSON body.
+// Answer names the pod that answered. Over HTTP it is the JSON body.
 type Answer struct {
 	Pod    string `json:"pod"`
 	Node   string `json:"node,omitempty"`
@@ -65,7 +65,7 @@ type Server struct {
 	unready atomic.Bool
 }
 
-// Run serves until the context ends, and then as Termination says.
+// Run serves until the context ends, and then ends by the Termination.
 func (s *Server) Run(ctx context.Context) error {
 	address := fmt.Sprintf(":%d", s.Port)
 	packets, err := net.ListenPacket("udp", address)

@@ -259,5 +259,5 @@ func respond(w http.ResponseWriter, value any) {
 		w.WriteHeader(int(status.Code))
 		value = status
 	}
-	_ = json.NewEncoder(w).Encode(value) // who has gone needs no answer
+	_ = json.NewEncoder(w).Encode(value) // a client that has gone needs no answer
 }

@@ -76,7 +76,7 @@ func (f *routedFleet) goesOnSendingTo(d time.Duration, nodes ...string) {
 	}
 }
 
-// table is what the router says of its paths to the first VIP, and whether one is
+// table returns the router's paths to the first VIP as text, and whether one of them is
 // by way of the node.
 func (f *routedFleet) table(node string) (text string, knows bool) {
 	f.t.Helper()
@@ -102,13 +102,13 @@ func (f *routedFleet) session(node string) Session {
 	return s
 }
 
-// says waits until the node's speaker has written that, for the nth time.
-func (f *routedFleet) says(node, what string, times int) {
+// logs waits until the node's speaker has logged that, for the nth time.
+func (f *routedFleet) logs(node, what string, times int) {
 	f.t.Helper()
-	f.until(node+" says "+what, func() bool { return f.said(node, what) >= times })
+	f.until(node+" logs "+what, func() bool { return f.logged(node, what) >= times })
 }
 
-func (f *routedFleet) said(node, what string) int {
+func (f *routedFleet) logged(node, what string) int {
 	f.t.Helper()
 	log, err := os.ReadFile(f.Log(node))
 	require.NoError(f.t, err)
@@ -134,7 +134,7 @@ type policy struct {
 	bfd, graceful bool
 }
 
-// The timers are those of the test: the table speaks of the keys.
+// The timers are those of the test: the table names only the keys.
 const (
 	holdTime, restartTime = 6 * time.Second, 9 * time.Second
 	// soon is more than BFD takes with 100 ms x 3, on a machine with other things
@@ -156,7 +156,7 @@ func (p policy) keys() (keys string) {
 	return keys
 }
 
-// gone is how long a router goes on sending to a node that it hears no more.
+// gone is how long a router goes on sending to a node that it no longer hears.
 func (p policy) gone() (least, most time.Duration) {
 	switch {
 	case p.bfd:
@@ -167,17 +167,17 @@ func (p policy) gone() (least, most time.Duration) {
 	return silence, holdTime + late
 }
 
-// Every cell of the table.
+// Every cell of the table holds.
 func TestFailurePolicies(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]policy{"hold time alone": {}, "bfd": {bfd: true}, "gracefulRestart": {graceful: true},
 		"bfd and gracefulRestart": {bfd: true, graceful: true}} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they wait, mostly
+			t.Parallel() // they mostly wait
 			f := startRouted(t, p.keys())
 			for _, row := range []struct {
 				what string
-				tell func(*routedFleet, policy)
+				act  func(*routedFleet, policy)
 			}{
 				{"the speaker is updated", (*routedFleet).speakerUpdated},
 				{"the speaker is killed", (*routedFleet).speakerKilled},
@@ -188,8 +188,8 @@ func TestFailurePolicies(t *testing.T) {
 				{"the API server is away", (*routedFleet).apiAway},
 			} {
 				begin := time.Now()
-				row.tell(f, p)
-				t.Logf("%s: as the table says, %s", row.what, time.Since(begin).Round(time.Millisecond))
+				row.act(f, p)
+				t.Logf("%s: as in the table, %s", row.what, time.Since(begin).Round(time.Millisecond))
 			}
 		})
 	}
@@ -208,9 +208,9 @@ func (f *routedFleet) whole(p policy) {
 // restart starts a speaker, and waits for its session.
 func (f *routedFleet) restart(node string, p policy) {
 	f.t.Helper()
-	times := f.said(node, "BGP session established")
+	times := f.logged(node, "BGP session established")
 	require.NoError(f.t, f.StartSpeaker(node))
-	f.says(node, "BGP session established", times+1)
+	f.logs(node, "BGP session established", times+1)
 	f.whole(p)
 }
 
@@ -235,7 +235,7 @@ func (f *routedFleet) speakerKilled(p policy) {
 		}
 		f.restart("n1", p)
 	})
-	if p.graceful { // and if nobody comes back
+	if p.graceful { // and if the speaker does not come back
 		require.NoError(f.t, f.EndSpeaker("n1", unix.SIGKILL))
 		gone := f.sendsTo("n2")
 		require.Greater(f.t, gone, restartTime-time.Second)
@@ -312,20 +312,20 @@ func TestBFDStaysUp(t *testing.T) {
 			strings.Contains(text, `"remote-detect-multiplier":7`)
 	})
 	for _, node := range []string{"n1", "n2"} {
-		require.Equal(t, 1, f.said(node, "BFD session up"), node)
-		require.Zero(t, f.said(node, "BFD session down"), node)
-		require.Equal(t, 1, f.said(node, "BGP session established"), node)
+		require.Equal(t, 1, f.logged(node, "BFD session up"), node)
+		require.Zero(t, f.logged(node, "BFD session down"), node)
+		require.Equal(t, 1, f.logged(node, "BGP session established"), node)
 	}
 
 	t.Log("without BFD at the router")
 	require.NoError(t, f.Router.Configure(t.Context(), "no neighbor nodes bfd"))
 	f.sendsTo("n1", "n2")
 	configure(", bfd: {strict: true}")
-	f.says("n1", "waiting for BFD (strict)", 1)
+	f.logs("n1", "waiting for BFD (strict)", 1)
 	f.sendsTo()
 	require.NoError(t, f.Router.Configure(t.Context(), "neighbor nodes bfd"))
-	// FRR has a BFD session only with who has a BGP session with it: neither comes
-	// first, as docs/guides/bgp.md says.
+	// FRR has a BFD session only with peers that have a BGP session with it: neither comes
+	// first, see docs/guides/bgp.md.
 	f.goesOnSendingTo(3 * time.Second)
 	configure(fastBFD)
 	f.sendsTo("n1", "n2")
@@ -334,14 +334,14 @@ func TestBFDStaysUp(t *testing.T) {
 	f.goesOnSendingTo(time.Second, "n1", "n2")
 }
 
-// Two nodes that have one router ID by mistake have their sessions, and the
-// operator reads of it.
+// Two nodes that have the same router ID by mistake have their sessions, and the
+// log reports it.
 func TestOneRouterIDForTwoNodes(t *testing.T) {
 	t.Parallel()
 	f := startRouted(t, ", routerID: 192.0.2.1")
 	for node, other := range map[string]string{"n1": "n2", "n2": "n1"} {
 		require.Equal(t, "192.0.2.1", f.session(node).RouterID)
-		f.says(node, fmt.Sprintf("node %s has the router ID 192.0.2.1, too", other), 1)
+		f.logs(node, fmt.Sprintf("node %s has the router ID 192.0.2.1, too", other), 1)
 	}
 	require.NoError(t, f.Configure(document(fmt.Sprintf(routed, ""))))
 	f.until("each has its own", func() bool {
@@ -356,7 +356,7 @@ func TestConfigurationWithoutPeers(t *testing.T) {
 	t.Parallel()
 	f := startRouted(t, fastBFD)
 	require.NoError(t, f.Configure(document("advertisements: [{name: all, bgp: {}}]\n")))
-	f.says("n1", "the document defines no peers", 1)
+	f.logs("n1", "the document defines no peers", 1)
 	f.goesOnSendingTo(time.Second, "n1", "n2")
 	require.NoError(t, f.Configure(document("")))
 	require.Less(t, f.sendsTo(), soon)

@@ -37,7 +37,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
-// Options say what to start.
+// Options describe the fleet.
 type Options struct {
 	// Speaker is the program.
 	Speaker string
@@ -263,7 +263,7 @@ func (f *Fleet) fill(context.Context) error {
 	return failed
 }
 
-// put has the API server hold the object.
+// put stores the object in the API server.
 func (f *Fleet) put(resource string, object object) error {
 	object.SetUID(types.UID(resource + "-" + object.GetName()))
 	return f.API.Put(resource, object)
@@ -336,7 +336,7 @@ func (f *Fleet) serveAPI(context.Context) error {
 // StopAPI ends the API server for good.
 func (f *Fleet) StopAPI() error { return f.server.Close() }
 
-// listen notes from now on what the nodes send.
+// listen records what the nodes send from now on.
 func (f *Fleet) listen(context.Context) error {
 	handle, err := netns.Netlink(f.host("switch"))
 	if err != nil {
@@ -412,7 +412,7 @@ func (f *Fleet) answer(node string, at netip.AddrPort) error {
 	return nil
 }
 
-// Log is the file with what a node's speaker said. It goes with the fleet.
+// Log is the log file of a node's speaker. It goes with the fleet.
 func (f *Fleet) Log(node string) string { return filepath.Join(f.dir, node+".log") }
 
 // Unplug takes a node's port down: nothing of that node reaches anybody.
@@ -474,7 +474,7 @@ func (f *Fleet) Steady(ctx context.Context) error {
 	}
 }
 
-// Owners returns who announced each VIP last.
+// Owners returns the node that announced each VIP last.
 func (f *Fleet) Owners() map[netip.Addr]string {
 	f.wire.mu.Lock()
 	defer f.wire.mu.Unlock()

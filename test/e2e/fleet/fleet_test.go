@@ -140,8 +140,8 @@ func TestKeptOwnerStays(t *testing.T) {
 	}
 }
 
-// A node gets another address. Its speaker, which others look for at the old one, ends and says why, so that the
-// kubelet starts one with the new address.
+// A node gets another address. Its speaker, which others expect at the old one, ends and logs the reason, so that
+// the kubelet starts one with the new address.
 func TestSpeakerOfANodeWithAnotherAddressEnds(t *testing.T) {
 	t.Parallel()
 	f := startFleetWith(t, Options{Nodes: 1, VIPs: vips, Document: document("")})

@@ -14,7 +14,7 @@ import (
 )
 
 // The nodes have two interfaces: eth0 is on the segment of the VIPs, eth1 on that of the
-// API server and of what speakers tell each other.
+// API server and of the packets between speakers.
 
 // twoLinks is nodes with two interfaces that announce the VIPs by layer 2, and a client.
 type twoLinks struct {

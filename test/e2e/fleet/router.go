@@ -65,8 +65,8 @@ func (f *Fleet) startRouter(ctx context.Context) error {
 	return errors.Join(err, os.Chmod(dir, 0o755), f.Router.Start(ctx))
 }
 
-// Start starts the daemons, again after Kill, and returns when they answer. That
-// of BFD is not kept from its packets by what else the machine does.
+// Start starts the daemons, again after Kill, and returns when they answer. The
+// one of BFD has priority over other programs of the machine.
 func (r *Router) Start(ctx context.Context) error {
 	conf := filepath.Join(r.dir, "frr.conf")
 	if err := os.WriteFile(conf, []byte(frr), 0o644); err != nil {
@@ -113,7 +113,7 @@ func (r *Router) await(ctx context.Context, daemon string) error {
 	return nil
 }
 
-// Log is the file with what a daemon said. It goes with the fleet.
+// Log is the log file of a daemon. It goes with the fleet.
 func (r *Router) Log(daemon string) string { return filepath.Join(r.dir, daemon+".log") }
 
 // Kill ends the daemons as a crash does. Their kernel keeps no routes: bgpd's go
@@ -127,7 +127,7 @@ func (r *Router) Kill() (failed error) {
 	return failed
 }
 
-// Ask gives the daemons commands of vtysh and returns what they say.
+// Ask gives the daemons commands of vtysh and returns the answer.
 func (r *Router) Ask(ctx context.Context, commands ...string) (string, error) {
 	args := []string{"--vty_socket", r.dir}
 	for _, c := range commands {

@@ -2,10 +2,10 @@
 // controller and speakers beside it, and measures what they need: memory at start, in service
 // and when they list everything anew, and how long another tenant's Services wait meanwhile.
 //
-// The API server has no streaming lists, as before Kubernetes 1.32: a list is one answer. No
-// kubelet, and no program of others, holds these objects, too: there are etcd, an API server
-// and hosts, and no lab. What runs there is what the chart says, with its arguments, its environment and
-// its accounts' tokens.
+// The API server has no streaming lists, as before Kubernetes 1.32: a list is one answer. There are
+// etcd, an API server and hosts, and no lab, so that no kubelet or other program holds these objects,
+// too. The programs run as the chart has them, with its arguments, its environment and its accounts'
+// tokens.
 package hostile
 
 import (
@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Options say how much there is of everything.
+// Options are the numbers of objects.
 type Options struct {
 	// Small and Large are how many Services there are of about 20 KiB and of about 1.2 MiB.
 	Small, Large int
@@ -28,7 +28,7 @@ type Options struct {
 	// Leases are Leases of speakers that an administrator forged, of nodes that are not there.
 	// One more is forged by the token of a speaker, as far as the API server lets it.
 	Leases int
-	// Progress is told what happens.
+	// Progress gets messages about the progress.
 	Progress func(format string, args ...any)
 }
 
@@ -248,7 +248,7 @@ func (c *cluster) change(ctx context.Context) error {
 
 // Waits are how long another tenant's Services waited, since the request for their creation.
 type Waits struct {
-	// Created is until the API server answered, which is none of ours.
+	// Created is until the API server answered, which does not depend on Lodestone.
 	Created []time.Duration
 	// Address is until the Service had an address.
 	Address []time.Duration

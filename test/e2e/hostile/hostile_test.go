@@ -11,9 +11,9 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/hostile"
 )
 
-// A tenth of what `make bench BENCH=hostile_cluster` takes, which is as much as there may
-// be. It is enough to tell: with whole objects in memory and lists read at once, the controller
-// needed 464 MB, and a speaker 377 MB.
+// A tenth of the load of `make bench BENCH=hostile_cluster`, which has the largest possible load.
+// It is enough to find defects: with whole objects in memory and lists read at once, the
+// controller needed 464 MB, and a speaker 377 MB.
 func TestHostileCluster(t *testing.T) {
 	r, err := hostile.Run(t.Context(), hostile.Options{Small: 1000, Large: 100, Slices: 25, Leases: 20, Progress: t.Logf})
 	require.NoError(t, err)
@@ -32,7 +32,7 @@ func TestHostileCluster(t *testing.T) {
 		require.Len(t, waits.Announced, 100)
 		t.Logf("%s: p99 %s", phase, hostile.Quantile(waits.Announced, 0.99))
 	}
-	// The API server's own answer is none of ours; a VIP is asked for for 0.6 s before that.
+	// The time of the API server's own answer is not included; a VIP is probed for 0.6 s.
 	usual := hostile.Quantile(r.Usual.Own(), 0.99)
 	require.Less(t, hostile.Quantile(r.Quiet.Own(), 0.99), usual+2*time.Second)
 	// While every object changes, programs and API server share the cores: 3 s on two of them, 13 s on a busy machine.

@@ -52,7 +52,7 @@ func (c *cluster) values() map[string]any {
 	}}
 }
 
-// install installs the chart, whose pods nobody runs, and prepares what they would be.
+// install installs the chart, whose pods nobody runs, and prepares the programs that would run in them.
 func (c *cluster) install(ctx context.Context) error {
 	raw, err := json.Marshal(c.values()) // JSON is YAML
 	if err != nil {
@@ -197,7 +197,7 @@ type daemon struct {
 	last    time.Duration // by the one that runs, when it was looked at
 }
 
-// add prepares a program as the container's template says.
+// add prepares a program by the container's template.
 func (c *cluster) add(ctx context.Context, component, host string, template *corev1.Container, flags ...string) error {
 	kubeconfig, err := c.kubeconfig(ctx, component, host)
 	if err != nil {
@@ -272,7 +272,7 @@ func (p *daemon) look() {
 		p.crashes++
 		p.spent, p.last = p.spent+p.last, 0
 		p.progress("%s has ended; its log ends: %s", p.name, p.tail(p.name))
-		_ = p.launch() // the next look tells
+		_ = p.launch() // the next look shows whether it runs
 	default:
 		p.most, p.last = max(p.most, highWater(p.cmd.Process.Pid)), processor(p.cmd.Process.Pid)
 	}
@@ -336,7 +336,7 @@ func (p *daemon) measured() (peak int64, ended int) {
 	return p.most, p.crashes
 }
 
-// ready waits until all programs say that they are ready.
+// ready waits until all programs are ready.
 func (c *cluster) ready(ctx context.Context) error {
 	for _, p := range c.programs {
 		if err := wait(ctx, p.name+" is ready", func() error { return p.ready(ctx) }); err != nil {

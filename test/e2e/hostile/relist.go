@@ -58,7 +58,7 @@ func (c *cluster) relist(ctx context.Context) error {
 	return c.watched.changed()
 }
 
-// ask has a host on the segment ask for the VIP of a Service.
+// ask sends a request for the VIP of a Service from a host on the segment.
 func (c *cluster) ask(ctx context.Context, name string) error {
 	asked := time.Now()
 	vip := netip.AddrPortFrom(c.watched.address(name), 9).String()

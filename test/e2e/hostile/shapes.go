@@ -117,7 +117,7 @@ func enlarge(s *corev1.Service, i, bytes int) {
 	}
 }
 
-// status is what somebody who may write statuses writes into that of a Service.
+// status is a hostile status of a Service, by somebody who may write statuses.
 func status() corev1.ServiceStatus {
 	var s corev1.ServiceStatus
 	for a := range addresses {

@@ -98,8 +98,8 @@ func (w *watcher) address(name string) netip.Addr {
 	return w.addressed[name].address
 }
 
-// listen notes who is announced. The sender of an ARP packet is at 14, behind what
-// SOCK_DGRAM leaves out.
+// listen records which addresses are announced. SOCK_DGRAM leaves out the Ethernet header, so
+// the sender of an ARP packet is at 14.
 func (w *watcher) listen(ctx context.Context) {
 	buf := make([]byte, 128)
 	for ctx.Err() == nil {
@@ -129,7 +129,7 @@ func (w *watcher) seen(name string, since time.Time) (addressed, announced time.
 	return s.at, time.Time{}
 }
 
-// serve has the tenant create so many Services, one after the other, and returns how long
+// serve lets the tenant create so many Services, one after the other, and returns how long
 // they waited. They are deleted when all are there: no address is used twice.
 func (c *cluster) serve(ctx context.Context, number int) (w Waits, err error) {
 	var mu sync.Mutex

@@ -1,5 +1,5 @@
-// Package kuberouter has NetworkPolicies enforced in the lab, by kube-router, which
-// does nothing else there: its rules are the kernel's iptables and ipsets, for IPv4.
+// Package kuberouter runs kube-router in the lab to enforce NetworkPolicies, and for nothing
+// else. Its rules are iptables and ipsets in the kernel, for IPv4.
 package kuberouter
 
 import (
@@ -37,7 +37,7 @@ func Start(ctx context.Context, cluster *lab.Cluster) (*KubeRouter, error) {
 	return k, nil
 }
 
-// Stop ends it and takes its rules away, as its manual says.
+// Stop ends it and removes its rules, by the command in its manual.
 func (k *KubeRouter) Stop(ctx context.Context) (err error) {
 	const clean = `iptables-save --table filter | grep -vE 'KUBE-(ROUTER|POD-FW|NWPLCY)' | iptables-restore --table filter && ipset destroy`
 	for node, p := range k.processes {

@@ -336,7 +336,7 @@ func killUpAt(t *testing.T, file string) {
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = child.Wait() // says that it was killed
+	_ = child.Wait() // the error is that it was killed
 	if waiting != nil {
 		t.Fatal(waiting)
 	}

@@ -166,12 +166,12 @@ func APIServerOf(host string) string {
 	return apiServer + "-" + host
 }
 
-// WaitAPIServer waits until the API server says that it is ready.
+// WaitAPIServer waits until the API server is ready.
 func (c *Cluster) WaitAPIServer(ctx context.Context) error {
 	return c.WaitAPIServerOf(ctx, ControlPlane)
 }
 
-// WaitAPIServerOf waits until the API server on the host says that it is ready.
+// WaitAPIServerOf waits until the API server on the host is ready.
 func (c *Cluster) WaitAPIServerOf(ctx context.Context, host string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -284,9 +284,9 @@ func (c *Cluster) controllerManager(p programs) process.Spec {
 		"--kubeconfig=" + kubeconfig,
 		"--authentication-kubeconfig=" + kubeconfig,
 		"--authorization-kubeconfig=" + kubeconfig,
-		// There is no --cloud-provider any more: the cloud's controllers, the
-		// service controller among them, do nothing here since v1.31. Switching
-		// them off keeps that true and says so.
+		// There is no --cloud-provider any more: since v1.31 the cloud's controllers,
+		// such as the service controller, do nothing here. They are switched off
+		// explicitly all the same.
 		"--controllers=*,-service-lb-controller,-node-route-controller,-cloud-node-lifecycle-controller",
 		"--use-service-account-credentials=true",
 		"--service-account-private-key-file=" + c.certs.serviceAccountKey,

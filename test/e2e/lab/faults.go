@@ -46,7 +46,7 @@ func (c *Cluster) nodesBut(group []string) []string {
 	return slices.DeleteFunc(c.Nodes(), func(node string) bool { return slices.Contains(group, node) })
 }
 
-// Deafen has a node's link carry what it sends, and nothing to it.
+// Deafen makes a node's link carry what the node sends, and nothing to it.
 func (c *Cluster) Deafen(node string) error {
 	if err := c.known(node); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (c *Cluster) Deafen(node string) error {
 	return c.lan.Deafen(node)
 }
 
-// BlockGossip stops what speakers say to each other; the segment stays intact.
+// BlockGossip stops the packets between speakers; the segment stays intact.
 func (c *Cluster) BlockGossip() error {
 	for _, protocol := range []string{"udp", "tcp"} {
 		if err := c.lan.BlockPort(protocol, GossipPort); err != nil {

@@ -24,7 +24,7 @@ import (
 func (c *Cluster) Namespace(host string) string { return c.lan.Namespace(host) }
 
 // HostNames lists the machines: the control plane, the client, the nodes, the
-// routers and who is behind them.
+// routers and the hosts behind them.
 func (c *Cluster) HostNames() []string {
 	var names []string
 	for _, host := range c.hosts() {

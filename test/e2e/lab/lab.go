@@ -38,8 +38,8 @@ const (
 	RouterBoth = "both" // FRR on Router, BIRD on Router2
 )
 
-// Options says what lab to bring up. The zero value is three nodes, IPv4,
-// kube-proxy in nftables mode, no router, with Lodestone installed.
+// Options describe a lab. The zero value is three nodes, IPv4, kube-proxy in
+// nftables mode, no router, with Lodestone installed.
 type Options struct {
 	Nodes       int    `json:"nodes"`
 	ProxyMode   string `json:"proxyMode"`
@@ -61,7 +61,7 @@ type Options struct {
 	// Root is the repository's root; empty means to look for it from the
 	// working directory upwards.
 	Root string `json:"-"`
-	// Progress is told what happens; nil means silence.
+	// Progress gets messages about the progress. Nil: they are dropped.
 	Progress func(format string, args ...any) `json:"-"`
 }
 

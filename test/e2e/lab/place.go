@@ -11,14 +11,14 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lock"
 )
 
-// Places is how many labs a machine has room for. Nothing in one knows of another: they have
-// the same addresses, and all that would be shared goes by the number of the place.
+// Places is how many labs a machine has room for. They are independent: they have the same
+// addresses, and the names of all shared resources have the number of the place.
 const Places = 3
 
 // place is where on the machine a lab is: 1 to Places.
 type place int
 
-// suffix tells the names of one place from those of another.
+// suffix distinguishes the names of one place from those of others.
 func (p place) suffix() string {
 	if p == 1 {
 		return ""
@@ -36,9 +36,9 @@ func (p place) stateDir(root string) string { return filepath.Join(root, ".lab"+
 // FRR's run as a user of their own, who may not be able to get there.
 func (p place) routerDir() string { return "/run/lodestone-lab-routers" + p.suffix() }
 
-// locks are held by a program from Up to Down, or to its end: nobody's lab is
-// replaced under their feet. The files are the machine's, not the repository's,
-// as the names of the namespaces and of the cgroups are.
+// locks are held by a program from Up to Down, or to its end, so that no other
+// program replaces its lab. The files are the machine's, not the repository's,
+// like the names of the namespaces and of the cgroups.
 var locks = func() (all []*lock.Lock) {
 	for p := range place(Places) {
 		all = append(all, lock.New("/run/lodestone-lab"+(p+1).suffix()+".lock"))
@@ -48,8 +48,8 @@ var locks = func() (all []*lock.Lock) {
 
 func (p place) lock() *lock.Lock { return locks[p-1] }
 
-// take waits for a place: the one given, which this program may have already, or whichever
-// is free first, the last one before others: programs that ask for a number ask for 1.
+// take waits for a place: the given one, which this program may have already, or the first
+// free one. It prefers the last place, because programs that ask for a number ask for 1.
 func take(ctx context.Context, number int, progress func(format string, args ...any)) (place, error) {
 	if number > 0 {
 		return place(number), place(number).lock().Acquire(ctx, progress)

@@ -73,8 +73,8 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 	return nil
 }
 
-// supervised has a daemon begin again when it crashes, as watchfrr does on a router: FRR 8.4 does now and
-// then when a neighbour is deleted (a segmentation fault in thread_fetch).
+// supervised restarts a daemon when it crashes, as watchfrr does on a router: FRR 8.4 sometimes crashes when
+// a neighbour is deleted (a segmentation fault in thread_fetch).
 func supervised(args []string) []string {
 	return append([]string{"sh", "-c", `while :; do "$@"; echo "$1 ended with $?"; sleep 0.2; done`, "supervised"}, args...)
 }
@@ -134,7 +134,7 @@ func birdSpecs(conf, dir string) []process.Spec {
 }
 
 // AskRouter gives the router's daemons a command, of vtysh or of birdc, and
-// returns what they say.
+// returns the answer.
 func (c *Cluster) AskRouter(ctx context.Context, name string, commands ...string) (string, error) {
 	dir := filepath.Join(c.place.routerDir(), name)
 	for _, r := range c.routers {

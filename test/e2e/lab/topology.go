@@ -80,7 +80,7 @@ func (f family) node(number int) netip.Prefix {
 	return netip.PrefixFrom(address, f.podBits)
 }
 
-// topology is who is where; it follows from the options alone.
+// topology has the hosts and their links; it follows from the options alone.
 type topology struct {
 	families []family
 	nodes    []string

@@ -38,7 +38,7 @@ func (l LAN) setPort(host string, set func(*netlink.Handle, netlink.Link) error)
 }
 
 // Partition stops all frames between hosts of different groups. A host in no
-// group still talks to everybody.
+// group still reaches everybody.
 func (l LAN) Partition(groups ...[]string) error { return l.addFaults(partitionRules(groups...)) }
 
 func partitionRules(groups ...[]string) string {

@@ -85,10 +85,9 @@ func (d *detour) Close() error {
 	return errors.Join(err, os.Remove(d.Kubeconfig))
 }
 
-// CountingAPI is a way to the API server on which every write is counted, be
-// it one that changes nothing, one that is refused, or one of an Event: a
-// watch would not show them, and the API server's metrics do not say whose
-// they are.
+// CountingAPI is a way to the API server on which every write is counted, also
+// one that changes nothing, one that is refused, and one of an Event: a watch
+// would not show these, and the API server's metrics do not show their client.
 type CountingAPI struct {
 	detour
 
@@ -137,8 +136,8 @@ func resourceOf(path string) string {
 	return match[1] + match[2]
 }
 
-// GatedAPI is a way to the API server that lets a number of writes pass, and holds
-// the others of their kind until Close, when they fail without having been carried out.
+// GatedAPI is a way to the API server that lets a number of writes of one kind pass, and
+// holds further ones until Close. Those then fail without having been carried out.
 type GatedAPI struct {
 	detour
 	what  string

@@ -42,7 +42,7 @@ func (i *Installation) RunDHCPServer(ctx context.Context, first, last string) (*
 	err = Wait(ctx, "the DHCP server serves", func() error {
 		text, err := os.ReadFile(log)
 		if err == nil && !strings.Contains(string(text), "DHCP, sockets bound exclusively") {
-			err = fmt.Errorf("it says %q", text)
+			err = fmt.Errorf("its log has %q", text)
 		}
 		return err
 	})

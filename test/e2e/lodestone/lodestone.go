@@ -43,7 +43,7 @@ const (
 type Installation struct {
 	Lab  *lab.Cluster
 	Kube kubernetes.Interface
-	// ConfigMapName is ConfigMap, as long as the chart is not told another one.
+	// ConfigMapName is ConfigMap, unless the chart's values name another one.
 	ConfigMapName string
 
 	web *http.Client
@@ -190,8 +190,8 @@ func terminate(name string, cmd *exec.Cmd, by unix.Signal, log string) error {
 	}
 }
 
-// Upgrade has helm upgrade to a chart with the lab's values and the flags given,
-// and returns when all runs as the chart says.
+// Upgrade upgrades to a chart by helm, with the lab's values and the given flags,
+// and returns when all pods run as the chart has them.
 func (i *Installation) Upgrade(ctx context.Context, chart string, flags ...string) error {
 	return i.roll(ctx, append([]string{"upgrade", "lodestone", chart, "--values", i.Lab.Values()}, flags...)...)
 }
@@ -204,14 +204,12 @@ func (i *Installation) Reinstall(ctx context.Context, chart string, flags ...str
 	return i.Upgrade(ctx, chart, flags...) // the pods stay
 }
 
-// Rollback has helm go back to what was before the last upgrade, and returns
-// when all runs as it did.
+// Rollback undoes the last upgrade by helm, and returns when all runs as before.
 func (i *Installation) Rollback(ctx context.Context) error {
 	return i.roll(ctx, "rollback", "lodestone")
 }
 
-// roll has helm replace the pods; the controllers are at their work again when
-// it returns.
+// roll replaces the pods by helm, and returns when the controllers work again.
 func (i *Installation) roll(ctx context.Context, args ...string) error {
 	if _, err := i.Lab.Helm(ctx, append(args, "--namespace", Namespace, "--wait", "--timeout", "5m")...); err != nil {
 		return err

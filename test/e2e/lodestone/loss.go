@@ -66,8 +66,8 @@ func (i *Installation) cut(ctx context.Context, asking *probe.Probe, loss *Loss,
 	return err
 }
 
-// During asks each address by UDP every 5 ms, as the options say, from before
-// until after do does what it does, and returns what was seen of each.
+// During asks each address by UDP every 5 ms, with the options, from before do
+// runs until after it has returned, and returns the record of each.
 func During(ctx context.Context, options probe.Options, targets []netip.AddrPort,
 	do func() error) (map[netip.AddrPort]probe.Record, error) {
 	const steady = 100 // answers, half a second's

@@ -82,8 +82,8 @@ func Ready(pod *corev1.Pod) bool {
 // errNoLeader is returned while no controller leads.
 var errNoLeader = errors.New("no controller leads")
 
-// Leader returns the controller that leads, by what the controllers say of
-// themselves.
+// Leader returns the controller that leads, by the controllers' own readiness
+// pages.
 func (i *Installation) Leader(ctx context.Context) (*corev1.Pod, error) {
 	pods, err := i.Pods(ctx, "controller")
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
 
-// NextHops returns the nodes that a router's kernel forwards the VIP's traffic
-// to, sorted: what came of all that BGP and BFD said.
+// NextHops returns the nodes to which a router's kernel forwards the VIP's
+// traffic, sorted: the result of BGP and BFD.
 func (i *Installation) NextHops(router, vip string) ([]string, error) {
 	handle, err := netns.Netlink(i.Lab.Namespace(router))
 	if err != nil {
@@ -119,7 +119,7 @@ func (i *Installation) askFRR(ctx context.Context, router, question string, answ
 		text = "{}"
 	}
 	if err := json.Unmarshal([]byte(text), answer); err != nil {
-		return fmt.Errorf("read what %s says to %q: %w: %s", router, question, err, text)
+		return fmt.Errorf("read the answer of %s to %q: %w: %s", router, question, err, text)
 	}
 	return nil
 }

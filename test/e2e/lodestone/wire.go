@@ -144,8 +144,8 @@ func (i *Installation) DeleteForwarding(ctx context.Context, node string) error 
 	return nil
 }
 
-// ForgetConnections has the nodes forget the connections to VIPs. Conntrack remembers for a day where those
-// went that ended without a word, and clients' ports are used again.
+// ForgetConnections removes the connections to VIPs from the nodes' conntrack. It remembers a connection that
+// was not closed for a day, and clients use ports again.
 func (i *Installation) ForgetConnections() (errs error) {
 	hosts := toVIPs{}
 	for _, host := range i.Lab.HostNames() {

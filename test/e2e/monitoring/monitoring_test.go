@@ -171,7 +171,7 @@ func TestAlertsReadWhatExists(t *testing.T) {
 	}
 }
 
-// TestAlertsAreComplete: whoever is paged is told what, how bad, and what to do.
+// TestAlertsAreComplete: every alert has a summary, a severity and a runbook.
 func TestAlertsAreComplete(t *testing.T) {
 	for _, a := range alerts(t) {
 		assert.Regexp(t, `^Lodestone[A-Z]\w+$`, a.Alert)

@@ -199,7 +199,7 @@ func TestAlertsFireAndEnd(t *testing.T) {
 		}})
 	}
 	for name := range rules {
-		t.Errorf("%s: no story tells how it fires", name)
+		t.Errorf("%s: no story in which it fires", name)
 	}
 	file := filepath.Join(t.TempDir(), "test.json")
 	content, err := json.Marshal(any{"rule_files": []string{absolute(rulesFile)}, "evaluation_interval": "1m", "tests": tests})

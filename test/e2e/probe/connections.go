@@ -46,7 +46,7 @@ type ConnectionRecord struct {
 	Broken []Break
 	// WorstPause is the longest time between a request and its answer.
 	WorstPause time.Duration
-	// By is who answers on each, by the client's address and port.
+	// By is the pod that answers on each, by the client's address and port.
 	By map[string]echo.Answer
 }
 
@@ -112,8 +112,8 @@ func (c *Connections) Snapshot() ConnectionRecord {
 	return snapshot
 }
 
-// AskAll has each connection ask once more, now, and returns when all have, or have broken.
-// It is called by one goroutine at a time.
+// AskAll sends one more request on each connection at once, and returns when each was answered
+// or the connection has broken. It is called by one goroutine at a time.
 func (c *Connections) AskAll(ctx context.Context) error {
 	c.mu.Lock()
 	c.round++
@@ -188,7 +188,7 @@ func (c *Connections) hold(ctx context.Context, i int, answered chan<- error) {
 	}
 }
 
-// ask sends one request and returns who answers.
+// ask sends one request and returns the answer.
 func (c *Connections) ask(conn net.Conn, answers *bufio.Reader) (by echo.Answer, err error) {
 	sent := time.Now()
 	if err := conn.SetDeadline(sent.Add(c.options.Timeout)); err != nil {

@@ -1,6 +1,6 @@
 // Package probe measures from a client's side: it asks an address again and
-// again, and tells when answers stopped coming, for how long, and who gave
-// them before and after.
+// again, and records when answers stopped, for how long, and who answered
+// before and after.
 package probe
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 )
 
-// Options says whom to ask, from where and how often.
+// Options are the address to ask, from where and how often.
 type Options struct {
 	Namespace string
 	Target    netip.AddrPort
@@ -34,11 +34,11 @@ type Options struct {
 	// NewFlows gives each UDP probe a source port that was not used lately,
 	// so that routers and kube-proxy decide anew each time. Otherwise all are one flow.
 	NewFlows bool
-	// Straight has the pods answer UDP probes of one flow straight, and not through the address that was
-	// asked: kube-proxy forgets a flow when its endpoint stops serving, and refuses the answers that are
-	// on their way.
+	// Straight makes the pods answer UDP probes of one flow from their own address, and not through the
+	// one that was asked: kube-proxy forgets a flow when its endpoint stops serving, and refuses answers
+	// that are on their way.
 	Straight bool
-	// Padding is how many bytes an answer on a connection has besides who gives it.
+	// Padding is how many bytes an answer on a connection has besides the Answer.
 	Padding int
 }
 
@@ -205,8 +205,8 @@ func (p *Probe) sendDatagrams(ctx, asking context.Context) error {
 }
 
 // newFlow opens a socket and records what comes back on it until the
-// measurement ends or, where each probe has a socket, the timeout. Straight is
-// what pods are told that are to answer to another one.
+// measurement ends or, where each probe has a socket, the timeout. straight is
+// the address to which pods are to answer, if it is another one.
 func (p *Probe) newFlow(ctx context.Context) (conn *net.UDPConn, straight string, err error) {
 	dial, deadline := net.DialUDP, context.WithCancel
 	if p.options.NewFlows {

@@ -133,8 +133,8 @@ func TestProbesAreAnswered(t *testing.T) {
 	}
 }
 
-// A port that comes again within the time that connection tracking remembers it
-// would tell of what the first flow met, not of now.
+// If a port were used again while connection tracking remembers it, the probe would
+// measure the first flow's path instead of the present one.
 func TestNewFlowsComeFromNewPorts(t *testing.T) {
 	namespace, udp, _ := newEcho(t)
 	seen := map[string]bool{}
@@ -169,7 +169,7 @@ func TestProbesOutliveRefusals(t *testing.T) {
 	}
 }
 
-// Connections that live are told from those that are reset.
+// Connections that live are distinguished from those that are reset.
 func TestConnectionsAreHeldUntilTheyBreak(t *testing.T) {
 	namespace, _, tcp := newEcho(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

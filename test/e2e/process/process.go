@@ -39,7 +39,7 @@ func NewTable(dir string, group cgroup.Group) (*Table, error) {
 	return t, nil
 }
 
-// Spec says what to run.
+// Spec is the program to run.
 type Spec struct {
 	Name      string   `json:"name"`
 	Namespace string   `json:"namespace"`
@@ -86,7 +86,7 @@ func (p *Process) start() error {
 		return err
 	}
 	p.PID = cmd.Process.Pid
-	go cmd.Wait() // reaps it should it end before we do; Alive tells the rest
+	go cmd.Wait() // reaps it if it ends before this process
 	now, err := stat(p.PID)
 	if err != nil {
 		return fmt.Errorf("ended at once: %w", p.withLog(err))
@@ -162,8 +162,8 @@ func (p *Process) withLog(err error) error {
 
 // Signal sends the signal to that very process.
 func (p *Process) Signal(signal syscall.Signal) error {
-	// FindProcess pins the process behind the number, so what Alive then
-	// says stays true for the one that gets the signal.
+	// FindProcess pins the process behind the number, so that the process
+	// which Alive checks is the one that gets the signal.
 	target, err := os.FindProcess(p.PID)
 	if err != nil {
 		return fmt.Errorf("signal %s: %w", p.Name, err)

@@ -38,7 +38,7 @@ func TestParseStatRefusesAShortLine(t *testing.T) {
 	}
 }
 
-func TestAliveTellsTheProcessFromOneWithItsNumber(t *testing.T) {
+func TestAliveDistinguishesProcessesWithOneNumber(t *testing.T) {
 	now, err := stat(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

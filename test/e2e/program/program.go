@@ -92,7 +92,7 @@ func (b Builder) MetalLB(ctx context.Context) (m MetalLB, err error) {
 	}
 	var module struct{ Version, Dir string }
 	if err := json.Unmarshal(output, &module); err != nil {
-		return m, fmt.Errorf("read what %v says: %w", cmd.Args, err)
+		return m, fmt.Errorf("read the output of %v: %w", cmd.Args, err)
 	}
 	m.Version, m.Manifests = module.Version, filepath.Join(module.Dir, "config", "manifests")
 	return m, nil

@@ -53,7 +53,7 @@ func New(namespace string, address netip.Addr, dir string) (*Registry, error) {
 	return r, nil
 }
 
-// Open lets everybody in, or who has the password if there is one.
+// Open serves everybody, or only clients with the password if there is one.
 func (r *Registry) Open(user, password string) error {
 	var listener net.Listener
 	err := netns.Do(r.namespace, func() (err error) {

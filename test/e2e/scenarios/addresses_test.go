@@ -247,9 +247,9 @@ func TestHostileAnnotationsHurtOnlyTheirOwnService(t *testing.T) {
 	s.assigned("after-restart")
 }
 
-// A controller that is killed between allocation and status write leaks nothing and
-// gives nothing twice. It writes a few addresses; what it has decided on beyond is held
-// on the way to the API server until it is dead.
+// A controller that is killed between allocation and status write leaks no address and
+// gives none twice. It writes a few addresses; its further writes are held on the way to
+// the API server until it is dead.
 func TestControllerKilledWhileAssigning(t *testing.T) {
 	s := begin(t)
 	s.stopController()

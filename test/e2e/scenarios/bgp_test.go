@@ -52,7 +52,7 @@ func localPolicy(svc *corev1.Service) {
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// steadyFrom waits until every node's kube-proxy knows what the host asks for.
+// steadyFrom waits until every node's kube-proxy serves what the host asks for.
 func (s *story) steadyFrom(host, vip string) {
 	s.Helper()
 	require.NoError(s, s.SteadyFrom(s.ctx, host, target(vip)))
@@ -155,7 +155,7 @@ func TestPowerLossBehindARouter(t *testing.T) {
 	s := begin(t)
 	s.config(routed + peers)
 	nodes := s.Lab.Nodes()
-	require.NoError(s, s.RunEcho(s.ctx, s.namespace, 2, nodes[0])) // what happens to pods is Kubernetes' concern
+	require.NoError(s, s.RunEcho(s.ctx, s.namespace, 2, nodes[0])) // no pods on the node that is lost
 	s.service("web", port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("web")
 	s.learnt(lab.Router, vip, nodes...)
@@ -253,7 +253,7 @@ func (s *story) session(node, state string) error {
 	return err
 }
 
-// Routers are told before a node is taken out, and no client
+// Routers are asked to prefer other nodes before a node is taken out, and no client
 // notices.
 func TestNodeTakenOutBehindARouterLosesNothing(t *testing.T) {
 	s := begin(t)
@@ -266,7 +266,7 @@ func TestNodeTakenOutBehindARouterLosesNothing(t *testing.T) {
 	before := strings.Count(s.logs(s.ctx, "speaker"), asked)
 	s.losesNothingBehind(vip, func() {
 		s.label(nodes[0], excludeLabel, "true")
-		s.eventually("the router is told to prefer others", func() error { // for two seconds, which vtysh may miss
+		s.eventually("the router is asked to prefer others", func() error { // for two seconds, which vtysh may miss
 			if strings.Count(s.logs(s.ctx, "speaker"), asked) > before {
 				return nil
 			}
@@ -285,8 +285,8 @@ func TestNodeTakenOutBehindARouterLosesNothing(t *testing.T) {
 	require.NoError(s, s.session(nodes[0], "Established"))
 }
 
-// What advertisements say reaches the router, and changes
-// without touching a session.
+// The attributes of advertisements reach the router, and change
+// without ending a session.
 func TestAdvertisementsChangeWhileSessionsStay(t *testing.T) {
 	s := begin(t)
 	s.config(routed + peers)
@@ -334,7 +334,7 @@ func (s *story) established() map[string]int {
 	return times
 }
 
-// A relabelled node gains its session and loses it again.
+// A node gains and loses a session by its labels.
 func TestRelabelledNodeGainsAndLosesItsSession(t *testing.T) {
 	s := begin(t)
 	nodes := s.Lab.Nodes()
@@ -358,8 +358,8 @@ func TestRelabelledNodeGainsAndLosesItsSession(t *testing.T) {
 	})
 }
 
-// A session needs its password, and one peer's password
-// is no other peer's concern.
+// A session needs its password, and a change of one peer's password
+// affects no other peer.
 func TestPasswordFromASecret(t *testing.T) {
 	s := begin(t)
 	nodes := s.Lab.Nodes()
@@ -371,7 +371,7 @@ func TestPasswordFromASecret(t *testing.T) {
 	s.service("web")
 	vip := s.assigned("web")
 	s.learnt(lab.Router2, vip, nodes...)
-	s.eventually("an Event tells what is missing", func() error {
+	s.eventually("an Event names what is missing", func() error {
 		text := fmt.Sprint(s.events("default", "Node", nodes[0], "BGPSessionDown"))
 		if !strings.Contains(text, "there is no Secret lodestone-system/tor") {
 			return errors.New(text)
@@ -461,8 +461,8 @@ func TestRoutersForgetANodeWithoutTheAPIServer(t *testing.T) {
 	thaw()
 }
 
-// The operator at night asks the API server alone, and hears of every session
-// and route.
+// The operator sees every session and route by asking the API server
+// alone.
 func TestOperatorSeesSessionsAndRoutes(t *testing.T) {
 	s := begin(t)
 	s.config(routed + peers)

@@ -16,10 +16,10 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// The next version comes with a ConfigMap and a Secret of the
-// operator's own and with all that the chart can switch on, and goes again: no
-// client notices, no address changes, and what it brought is gone. A rolling update
-// takes long, so what has to be switched on first is looked at between the two.
+// An upgrade brings a ConfigMap and a Secret of the operator's own and all options
+// of the chart, and is undone: no client notices, no address changes, and all that it
+// brought is gone. A rolling update takes long, so the options that have to be switched
+// on first are checked between the two.
 func TestNextVersionComesAndGoes(t *testing.T) {
 	s := begin(t)
 	s.echo(3)

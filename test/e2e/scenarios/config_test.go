@@ -28,9 +28,9 @@ func onePool(name, addresses string) string {
 	return fmt.Sprintf("\nquarantine: 0s\npools:\n  - {name: %s, addresses: [%s]}\n", name, addresses)
 }
 
-// failover is how soon speakers take each other for lost: late, since the machine of the stories is as
-// overloaded as those that the configuration's reference recommends it for. How soon they do by default is
-// measured by the benchmarks, and by the stories of the fleet.
+// failover is how soon speakers take each other for lost: late, because the machine of the stories is as
+// overloaded as those for which the configuration's reference recommends that. The benchmarks and the stories of
+// the fleet measure the default.
 const failover = "conservative"
 
 // config puts a configuration in force.
@@ -44,7 +44,7 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 	s.service("before")
 	address := s.assigned("before")
 
-	for name, c := range map[string]struct{ document, says string }{
+	for name, c := range map[string]struct{ document, message string }{
 		"typo": {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npols: []\n", "config.yaml:3:1"},
 		"overlap": {"apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, " +
 			"addresses: [198.18.0.128/25]}\n", "overlaps"},
@@ -56,15 +56,15 @@ func TestInvalidConfigurationChangesNothing(t *testing.T) {
 			require.NoError(t, s.WriteConfig(s.ctx, c.document))
 			require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_config_valid", nil, 0))
 			s.eventually("the Event on the ConfigMap names the fault", func() error {
-				if text := s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigInvalid"); !strings.Contains(text, c.says) {
-					return fmt.Errorf("it says %q", text)
+				if text := s.event(lodestone.Namespace, "ConfigMap", lodestone.ConfigMap, "ConfigInvalid"); !strings.Contains(text, c.message) {
+					return fmt.Errorf("the Event has %q", text)
 				}
 				return nil
 			})
 			s.service("during-" + name)
 			s.assigned("during-" + name)
 			require.Equal(t, []string{address}, addresses(s.get("before")))
-			s.strangersAreToldNothingOf("198.18.0.128", "config.yaml:", "pols")
+			s.publicPagesLack("198.18.0.128", "config.yaml:", "pols")
 		})
 	}
 
@@ -80,7 +80,7 @@ func TestPoolRemovedWhileInUseMovesNobody(t *testing.T) {
 	s.service("web")
 	address := s.assigned("web")
 	s.config(onePool("other", "198.18.0.120-198.18.0.130"))
-	s.eventually("the Service says that its address is stranded", func() error {
+	s.eventually("the Service reports that its address is stranded", func() error {
 		if c := conditionText(s.get("web")); !strings.Contains(c, "Stranded") {
 			return fmt.Errorf("its condition is %s", c)
 		}
@@ -99,8 +99,8 @@ func TestPoolRemovedWhileInUseMovesNobody(t *testing.T) {
 }
 
 // Without a configuration nothing is allocated, everything is kept, and both
-// the user and the operator are told.
-func TestMissingConfigurationIsSaid(t *testing.T) {
+// the user and the operator see the reason.
+func TestMissingConfigurationIsReported(t *testing.T) {
 	s := begin(t)
 	s.service("before")
 	address := s.assigned("before")
@@ -118,20 +118,20 @@ func TestMissingConfigurationIsSaid(t *testing.T) {
 	s.service("during")
 	s.refused("during", "ConfigUnavailable")
 	s.holds("before", address)
-	s.says("/readyz", http.StatusServiceUnavailable, "[-] configuration: nothing is allocated until there is a valid one")
-	s.says("/healthz", http.StatusOK, "ok")
+	s.responds("/readyz", http.StatusServiceUnavailable, "[-] configuration: nothing is allocated until there is a valid one")
+	s.responds("/healthz", http.StatusOK, "ok")
 	require.NoError(t, s.WriteConfig(s.ctx, lodestone.Document(usualPools)))
 	s.assigned("during")
 	s.holds("before", address)
-	s.says("/readyz", http.StatusOK, "[+] lease: this process leads")
+	s.responds("/readyz", http.StatusOK, "[+] lease: this process leads")
 	s.eventually("the speakers are ready again", func() error { return s.speakersReady(true) })
 }
 
 // lastValid is the ConfigMap with the copy of the last valid document.
 const lastValid = "lodestone-config-last-valid"
 
-// A document that is broken by an edit costs nothing, even when all programs start anew
-// while it is: they take the copy of the last valid one, and say so.
+// A document that is broken by an edit has no effect, even when all programs restart with it:
+// they use the copy of the last valid one, and report that.
 func TestProgramsThatStartTakeTheLastValidConfiguration(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
@@ -166,10 +166,9 @@ func (s *story) replaceSpeakers() {
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=speaker"}))
 }
 
-// speakersReady checks that there is a speaker on each node, and that each is ready, or
-// that none is.
-// strangersAreToldNothingOf checks that what everybody may read of every program has none of the words.
-func (s *story) strangersAreToldNothingOf(words ...string) {
+// publicPagesLack checks that the pages of all programs that need no authorization have none of
+// the words.
+func (s *story) publicPagesLack(words ...string) {
 	s.Helper()
 	for _, component := range []string{"controller", "speaker"} {
 		pods, err := s.Pods(s.ctx, component)
@@ -191,6 +190,8 @@ func (s *story) strangersAreToldNothingOf(words ...string) {
 	}
 }
 
+// speakersReady checks that there is a speaker on each node, and that each is ready, or
+// that none is.
 func (s *story) speakersReady(want bool) error {
 	pods, err := s.Pods(s.ctx, "speaker")
 	if err == nil && len(pods) != len(s.Lab.Nodes()) {
@@ -204,12 +205,12 @@ func (s *story) speakersReady(want bool) error {
 	return err
 }
 
-// says waits until the controller that runs beside the cluster answers so, to
-// anybody.
-func (s *story) says(path string, code int, text string) {
+// responds waits until the controller that runs beside the cluster gives that answer,
+// without authorization.
+func (s *story) responds(path string, code int, text string) {
 	s.Helper()
 	url := fmt.Sprintf("https://%s:10258%s", s.Lab.Addresses(lab.ControlPlane)[0], path)
-	s.eventually("the controller says "+text, func() error {
+	s.eventually("the controller answers "+text, func() error {
 		response, err := s.Get(s.ctx, url, "")
 		if err != nil {
 			return err

@@ -15,8 +15,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// The speakers do not hear each other, the segment works. They
-// settle on the wire who answers.
+// The speakers do not hear each other, while the segment works. They
+// settle on the wire which one answers.
 func TestGossipBlockedOneAnswers(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
@@ -31,9 +31,9 @@ func TestGossipBlockedOneAnswers(t *testing.T) {
 	s.oneAnswerer(vip)
 }
 
-// Each side of a partition has one owner: on the owner's side another node sees that it
-// stays, on the client's side the client sees that the third node takes over. After
-// healing there is one.
+// Each side of a partition has one owner: for another node on its side the owner stays, and
+// for the client on the other side the third node takes over. After the partition there is one
+// owner.
 func TestPartitionHasAnOwnerOnEachSideAndOneAfterwards(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
@@ -80,8 +80,8 @@ func TestServiceIsGivenAnotherAddressThanThatOfAForeignHost(t *testing.T) {
 	require.Contains(t, s.refused("next", "PoolExhausted"), "1 in use by other hosts")
 }
 
-// With a Service that wants no other address: it is told, and
-// served when the host is gone.
+// With a Service that wants no other address: it reports the conflict, and
+// is served when the host is gone.
 func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 	s := begin(t)
 	const taken = "198.18.0.199"
@@ -97,7 +97,7 @@ func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 	require.Contains(t, out, mac)
 
 	s.onClient("ip", "address", "delete", taken+"/32", "dev", "eth0")
-	s.eventually("the address is announced, and the Service says so", func() error {
+	s.eventually("the address is announced, and the Service reports it", func() error {
 		if text := conditionText(s.get("web")); !strings.HasPrefix(text, "True Allocated") {
 			return errors.New(text)
 		}
@@ -106,7 +106,7 @@ func TestServiceThatWaitsForTheAddressOfAForeignHost(t *testing.T) {
 	require.NoError(t, s.reachTCP(taken))
 }
 
-// A foreign host takes a VIP later. It moves nothing.
+// A foreign host takes a VIP later. No VIP moves.
 func TestForeignHostTakesAVIPLater(t *testing.T) {
 	s := begin(t)
 	const vip = "198.18.0.198"
@@ -118,7 +118,7 @@ func TestForeignHostTakesAVIPLater(t *testing.T) {
 	s.clientTakes(vip)
 	// Without an answer, of which there is none, arping ends with status 1.
 	_ = s.Lab.Command(s.ctx, lab.Client, "arping", "-c", "3", "-i", "eth0", "-S", vip, "-P", "-U", vip).Run()
-	s.eventually("the Service tells of the conflict", func() error {
+	s.eventually("the Service reports the conflict", func() error {
 		if text := conditionText(s.get("web")); !strings.HasPrefix(text, "True AddressConflict") {
 			return errors.New(text)
 		}

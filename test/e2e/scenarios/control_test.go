@@ -24,8 +24,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// free are the installations that no story has, each in a lab of its own, and taken those of the
-// stories under way, by the names of their tests.
+// free are the unused installations, each in a lab of its own, and taken those of running
+// stories, by the names of their tests.
 var (
 	free  = make(chan *lodestone.Installation, lab.Places)
 	taken sync.Map
@@ -103,8 +103,8 @@ func (s *story) restartController() {
 	s.startController()
 }
 
-// killController ends the leading controller by SIGKILL. Its Lease goes, so that the next one
-// does not wait for its end: how long that takes, TestStandbyTakesOverFromTheLeader tells.
+// killController ends the leading controller by SIGKILL, and deletes its Lease, so that the next
+// one does not wait until it expires. TestStandbyTakesOverFromTheLeader measures that wait.
 func (s *story) killController() {
 	s.Helper()
 	leader, err := s.Leader(s.ctx)

@@ -44,7 +44,7 @@ func (s *story) dashboards() (all []string) {
 	return all
 }
 
-// Every replica shows the dashboard to who may see it, and tells others nothing.
+// Every replica shows the dashboard to those who may see it, and nothing to others.
 func TestDashboardIsForWhoMaySeeIt(t *testing.T) {
 	s := begin(t)
 	s.service("web")
@@ -78,8 +78,8 @@ func TestDashboardIsForWhoMaySeeIt(t *testing.T) {
 	}
 }
 
-// The API server's proxy, which kubectl proxy uses, takes off what authorizes the
-// reader: nobody sees the dashboard that way.
+// The API server's proxy, which kubectl proxy uses, removes the reader's credentials:
+// nobody sees the dashboard that way.
 func (s *story) hidesFromProxies() {
 	s.Helper()
 	pods, err := s.Pods(s.ctx, "controller")
@@ -129,8 +129,8 @@ func TestDashboardComesToTheOperator(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, code, "other users of the machine do not know the secret")
 }
 
-// Who writes a broken configuration is told at once, by whatever tool; who writes
-// while no controller answers is not held up.
+// A write of a broken configuration is refused at once, by whatever tool it is made. Writes
+// succeed while no controller answers.
 func brokenConfigurationIsRefusedAtOnce(t *testing.T) {
 	s := begin(t)
 	const broken = "apiVersion: lodestone.io/v1alpha1\nkind: Config\npools:\n- {name: a, addresses: [198.18.0.0/24]}\n- {name: b, " +

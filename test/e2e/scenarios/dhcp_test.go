@@ -27,7 +27,7 @@ func leases(server *lodestone.DHCPServer, want map[string]string) error {
 
 // A pool's addresses are those of a DHCP server: a Service gets one and is
 // reached by it, keeps it over the end of the controllers, and gives it back
-// when it goes; one that gets none is told what the server says.
+// when it goes. A Service that gets none reports the server's answer.
 func poolLeasesItsAddressesFromADHCPServer(t *testing.T) {
 	s := begin(t)
 	server, err := s.RunDHCPServer(s.ctx, "198.18.0.240", "198.18.0.243")

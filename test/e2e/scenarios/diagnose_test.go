@@ -184,8 +184,8 @@ peers:
 	assert.Equal(t, "sysctl -w net/ipv4/ip_forward=1", f.Hint)
 	assert.Contains(t, s.finds("arp", other).Message, "VIP "+vip+" is configured on eth0")
 
-	// The nodes have the clock of the machine. So has the API server, but for who goes by
-	// this way.
+	// The nodes have the clock of the machine. So has the API server, except for clients that
+	// go this way.
 	api, err := s.NewSkewedAPI(3 * time.Minute)
 	require.NoError(t, err)
 	s.afterwards(func() { require.NoError(t, api.Close()) })
@@ -239,7 +239,7 @@ func (s *story) plantMetalLB() {
 	require.NoError(s, err)
 }
 
-// A speaker that hangs is named, and what the others tell is there.
+// A speaker that hangs is named, and the reports of the others are there.
 func TestDiagnosisWithoutASpeaker(t *testing.T) {
 	s := begin(t)
 	node := s.Lab.Nodes()[1]
@@ -258,7 +258,7 @@ func TestDiagnosisWithoutASpeaker(t *testing.T) {
 	assert.Contains(t, s.finds("heartbeats", node).Message, "its loop was")
 }
 
-// What goes with a ticket is whole, and has no secret of the cluster in it.
+// The bundle for a ticket is complete, and has no secret of the cluster in it.
 func TestBundleForATicket(t *testing.T) {
 	s := begin(t)
 	s.service("web")
@@ -286,7 +286,7 @@ func TestBundleForATicket(t *testing.T) {
 	}
 }
 
-// unpack returns the files of an archive, as who gets the ticket finds them.
+// unpack returns the files of an archive.
 func unpack(t *testing.T, name string) map[string]string {
 	t.Helper()
 	dir := t.TempDir()

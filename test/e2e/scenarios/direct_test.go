@@ -119,9 +119,9 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	}
 }
 
-// When the owner loses its power, what goes through it alone goes on if it is back soon, and ends
-// otherwise: with policy Local the connections of its pods, with policy Cluster those that its
-// kube-proxy keeps, too. All others go on. Endpoints that come change nothing.
+// When the owner loses its power, the connections that depend on it continue if it is back soon, and
+// end otherwise: with policy Local those of its pods, with policy Cluster also those that its
+// kube-proxy keeps. All others continue. New endpoints change nothing.
 func TestConnectionsOutliveTheOwner(t *testing.T) {
 	s := begin(t)
 	s.forwardDirectly()
@@ -203,7 +203,7 @@ func (s *story) through(node, vip string, of *probe.Connections) (through []stri
 	return through
 }
 
-// Connections go on while all speakers are killed at once, and where nodes get the right to
+// Connections continue while all speakers are killed at once, and while nodes get the right to
 // forward directly one by one.
 func TestConnectionsOutliveTheSpeakers(t *testing.T) {
 	s := begin(t)
@@ -273,8 +273,8 @@ func (s *story) speakersChange(how appsv1.DaemonSetUpdateStrategyType) {
 	require.NoError(s, err)
 }
 
-// A node that cannot hand connections over does without, and whoever asks learns why: here
-// kube-proxy there seems to be in mode IPVS.
+// A node that cannot hand connections over does without, and explain has the reason: here its
+// kube-proxy seems to be in mode IPVS.
 func TestNodeThatCannotForwardDirectly(t *testing.T) {
 	s := begin(t)
 	s.forwardDirectly()
@@ -289,7 +289,7 @@ func TestNodeThatCannotForwardDirectly(t *testing.T) {
 	s.withIP(node, "link add kube-ipvs0 type veth peer name kube-ipvs0-peer", "link delete kube-ipvs0")
 	f := s.finds("direct-forwarding", node)
 	require.Contains(t, f.Message, "kube-proxy is in mode IPVS")
-	s.eventually("explain says so", func() error {
+	s.eventually("explain reports it", func() error {
 		output, _, err := s.CLI(s.ctx, "", "explain", "vip", vip)
 		if want := node + " is handed none: kube-proxy there is in mode IPVS"; err == nil && !strings.Contains(output, want) {
 			err = fmt.Errorf("want %q in %q", want, output)
@@ -363,7 +363,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	require.Empty(t, s.connect(vip, 20, usual).Snapshot().Broken)
 }
 
-// missing has a node miss what is new: its speaker stands still, until the function returned is called.
+// missing makes a node miss changes: its speaker stands still until the returned function is called.
 func (s *story) missing(node string) (thaw func()) {
 	s.Helper()
 	pod := s.speakerOf(node)
@@ -383,9 +383,9 @@ func (s *story) missing(node string) (thaw func()) {
 	return thaw
 }
 
-// What Kubernetes promises of a Service with policy Local holds where packets are handed on:
-// who serves, whom pods see as the client, affinity, source ranges, the health check's port,
-// clients inside of the cluster. So does what is said of a shared VIP.
+// Where packets are handed over, Kubernetes' promises for a Service with policy Local hold: the
+// nodes that serve, the client's address, affinity, source ranges, the health check's port,
+// clients inside of the cluster. So do those for a shared VIP.
 func TestServicesWithDirectForwarding(t *testing.T) {
 	s := begin(t)
 	s.forwardDirectly()
@@ -483,11 +483,11 @@ func (s *story) stayingAnswer(vip string) {
 	})
 }
 
-// grace is how long pods serve on that are to end.
+// grace is how long pods continue to serve when they are terminated.
 const grace = 15 * time.Second
 
-// lingering has the story have so many echo pods, which serve on for a while when they are to
-// end.
+// lingering gives the story so many echo pods, which continue to serve for a while when they are
+// terminated.
 func (s *story) lingering(replicas int32) {
 	s.Helper()
 	deployments := s.Kube.AppsV1().Deployments(s.namespace)
@@ -503,11 +503,11 @@ func (s *story) lingering(replicas int32) {
 	settle()
 }
 
-// settle gives all nodes time to have rules that follow from what has just changed: between two
-// changes they rest for up to a second.
+// settle gives all nodes time to write rules after a change: between two changes they rest for up
+// to a second.
 func settle() { time.Sleep(3 * time.Second) }
 
-// lingers checks that so many pods are there, and that they are as they are to be.
+// lingers checks that there are so many pods, with the wanted settings.
 func (s *story) lingers(replicas int32) error {
 	d, err := s.Kube.AppsV1().Deployments(s.namespace).Get(s.ctx, lodestone.EchoName, metav1.GetOptions{})
 	if now := d.Status; err == nil && (now.ObservedGeneration != d.Generation || now.AvailableReplicas != replicas ||
@@ -522,7 +522,7 @@ func (s *story) scale(replicas int32) {
 	s.patchEcho(fmt.Sprintf(`{"spec": {"replicas": %d}}`, replicas))
 }
 
-// restart has the pods be replaced, as kubectl rollout restart does.
+// restart replaces the pods, as kubectl rollout restart does.
 func (s *story) restart() {
 	s.Helper()
 	s.patchEcho(fmt.Sprintf(`{"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": %q}}}}}`,
@@ -600,7 +600,7 @@ func (s *story) uncordon(node string) {
 	require.NoError(s, err)
 }
 
-// forwardDirectly gives the speakers the right to, until the test ends.
+// forwardDirectly gives the speakers the right to forward directly, until the test ends.
 func (s *story) forwardDirectly() {
 	s.Helper()
 	s.afterwards(func() {
@@ -613,7 +613,7 @@ func (s *story) forwardDirectly() {
 	require.NoError(s, s.Reinstall(s.ctx, s.Lab.Chart(), "--set=speaker.directForwarding=true"))
 }
 
-// forgetForwarding has the nodes forget what drains: the next speaker that has the right would take it over.
+// forgetForwarding removes draining Services from the nodes: the next speaker with the right would inherit them.
 func (s *story) forgetForwarding() {
 	s.Helper()
 	for _, node := range s.Lab.Nodes() {
@@ -621,8 +621,8 @@ func (s *story) forgetForwarding() {
 	}
 }
 
-// forwards waits until all nodes have the rules, have heard it of each other, know at each of
-// their addresses that the others are there, and may own VIPs.
+// forwards waits until all nodes have the rules, know that the others have them, reach the others
+// at each of their addresses, and may own VIPs.
 func (s *story) forwards() {
 	s.Helper()
 	s.eventually("all nodes forward", func() error {
@@ -643,7 +643,7 @@ func (s *story) forwards() {
 	})
 }
 
-// use is what goes over a connection.
+// use is the traffic of a connection.
 type use struct {
 	interval time.Duration
 	padding  int
@@ -655,7 +655,7 @@ var (
 	bulk  = use{interval: 50 * time.Millisecond, padding: 256 << 10}
 )
 
-// connect opens TCP connections to the VIP that are used so until the test ends.
+// connect opens TCP connections to the VIP with that traffic until the test ends.
 func (s *story) connect(vip string, n int, u use) *probe.Connections {
 	s.Helper()
 	options := probe.Options{Namespace: s.Lab.Namespace(lab.Client), Target: target(vip), Interval: u.interval, Padding: u.padding}
@@ -665,7 +665,7 @@ func (s *story) connect(vip string, n int, u use) *probe.Connections {
 	return c
 }
 
-// askAll has each connection ask once more.
+// askAll sends one more request on each connection.
 func (s *story) askAll(all ...*probe.Connections) {
 	s.Helper()
 	for _, c := range all {

@@ -20,8 +20,8 @@ func (s *story) ownedBy(vip, node string) {
 	})
 }
 
-// A preferred node is chosen, fallen back from, and reclaimed, which
-// costs nothing; preference does not outweigh a selector.
+// A VIP moves to its preferred node, away when that is lost, and back when
+// it returns, which costs clients nothing. A selector outweighs the preference.
 func TestPreferredNodeOwnsTheVIP(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
@@ -72,7 +72,7 @@ func TestClusterOfControlPlaneNodesAloneHasVIPs(t *testing.T) {
 }
 
 // An advertisement is for the Services that it selects, on the
-// interfaces that it names. What comes of it people are told, once.
+// interfaces that it names. Changes of owners are reported once.
 func TestAdvertisementSelectsServices(t *testing.T) {
 	s := begin(t)
 	s.config(usualPools + `
@@ -93,7 +93,7 @@ advertisements:
 	s.service("web", labelled("public", "yes"))
 	web := s.assigned("web")
 	before, first := s.owner(vip), s.owner(web)
-	time.Sleep(11 * time.Second) // who had a VIP for less than ten seconds is not told of
+	time.Sleep(11 * time.Second) // an owner of less than ten seconds is not reported
 	s.ownedBy(vip, before)
 	s.ownedBy(web, first)
 	require.Equal(t, fmt.Sprintf("node %s announces %s by layer 2", first, web), s.event(s.namespace, "Service", "web", "Announced"))
@@ -107,25 +107,25 @@ advertisements:
 	second := s.owner(web)
 	require.Equal(t, fmt.Sprintf("no node announces %s by layer 2 any more, node %s did: the advertisements do not select its Service "+
 		"any more", vip, before),
-		s.toldOnce("inner", "NoOwner"))
+		s.reportedOnce("inner", "NoOwner"))
 	require.Equal(t, fmt.Sprintf("node %s announces %s instead of node %s: node %[3]s was taken out of load balancing by a label or a taint",
 		second, web, first),
-		s.toldOnce("web", "OwnerChanged"))
+		s.reportedOnce("web", "OwnerChanged"))
 	require.Contains(t, s.event("default", "Node", "n1", "InterfaceMissing"), `advertisement "fibre"`)
 }
 
-// toldOnce waits for an Event about the Service with the reason, and returns its
+// reportedOnce waits for an Event about the Service with the reason, and returns its
 // message. There is no second one, and no other of its owners.
-func (s *story) toldOnce(name, reason string) string {
+func (s *story) reportedOnce(name, reason string) string {
 	s.Helper()
-	said := s.event(s.namespace, "Service", name, reason)
+	message := s.event(s.namespace, "Service", name, reason)
 	list, err := s.Kube.CoreV1().Events(s.namespace).List(s.ctx,
 		metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + name})
 	require.NoError(s, err)
 	for _, e := range list.Items {
 		if e.Reason == "OwnerChanged" || e.Reason == "NoOwner" {
-			require.Equal(s, []any{reason, said, int32(1)}, []any{e.Reason, e.Message, max(e.Count, 1)})
+			require.Equal(s, []any{reason, message, int32(1)}, []any{e.Reason, e.Message, max(e.Count, 1)})
 		}
 	}
-	return said
+	return message
 }

@@ -16,16 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// witness sees every state of the cluster's Services, one after the other, and
-// remembers what must not have been.
+// witness watches every state of the cluster's Services, one after the other, and
+// records those that must not be.
 type witness struct {
 	stop func()
 	// bad is written until stop has returned.
 	bad []string
 }
 
-// watchAddresses has a witness look at every state from now on. Its stop is
-// called when the story ends, at the latest.
+// watchAddresses starts a witness. Its stop is called when the story ends, at the
+// latest.
 func (s *story) watchAddresses() *witness {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -90,8 +90,8 @@ func (s *story) allAssigned() {
 	})
 }
 
-// A leader that is asleep while another one takes over, and then goes on in
-// the belief that it still leads.
+// A leader is suspended while another one takes over, and then continues as if it
+// still led.
 func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
 	s := begin(t)
 	s.config("\nquarantine: 1s\npools:\n  - {name: narrow, addresses: [198.18.0.200-198.18.0.219]}\n")

@@ -109,8 +109,8 @@ func TestDrainLosesNothing(t *testing.T) {
 	require.NoError(t, errors.Join(s.owned(here, drained, false), s.owned(web, other, true)))
 }
 
-// Maintenance of other nodes does not touch a connection. That of
-// the owner ends it, as no other node knows it: the client is told at once, and
+// Maintenance of other nodes does not affect a connection. Maintenance of the
+// owner ends it, as no other node knows it: the client gets a reset at once, and
 // the next connection works.
 func TestLongLivedConnectionThroughMaintenance(t *testing.T) {
 	s := begin(t)
@@ -139,7 +139,7 @@ func TestLongLivedConnectionThroughMaintenance(t *testing.T) {
 	require.NoError(t, s.openStream(vip).lines(100))
 }
 
-// afterwards has undo called when the test ends, however it does.
+// afterwards calls undo when the test ends.
 func (s *story) afterwards(undo func()) {
 	s.Cleanup(func() {
 		s.ctx = context.WithoutCancel(s.ctx)

@@ -64,8 +64,8 @@ func TestIPv6ServiceIsReachedAndHasOneAnswerer(t *testing.T) {
 		return nil
 	})
 
-	// A host that takes the VIP for its own is told by duplicate address
-	// detection that somebody has it.
+	// A host that gives itself the VIP learns by duplicate address detection
+	// that it is in use.
 	for _, name := range []string{"all", "eth0"} { // the lab's hosts do without
 		s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=1")
 		s.Cleanup(func() { s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=0") })

@@ -73,8 +73,8 @@ func TestPoliciesAndModesOfKubeProxy(t *testing.T) {
 	}
 }
 
-// A node whose kube-proxy is still to come, as a new one's may be for minutes, gets no
-// VIP, since other nodes have one.
+// A node whose kube-proxy has not started yet, which may take minutes on a new node, gets no
+// VIP while other nodes have a kube-proxy.
 func TestNodeWaitsForItsKubeProxy(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
@@ -88,7 +88,7 @@ func TestNodeWaitsForItsKubeProxy(t *testing.T) {
 	speaker := s.speakerOf(node)
 	require.NoError(t, s.Terminate(s.ctx, &speaker))
 	s.eventually("another node owns the VIP", func() error { return s.owned(vip, node, false) })
-	s.eventually("the speaker that has started says what it waits for", func() error {
+	s.eventually("the speaker that has started reports what it waits for", func() error {
 		if !strings.Contains(s.logs(s.ctx, "speaker"), "does not answer, as it does on other nodes") {
 			return errors.New("it does not")
 		}

@@ -30,8 +30,7 @@ func TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer(t *testing.T) {
 	s.eventually("nobody answers for the freed address", func() error { return s.silent(vip) })
 }
 
-// A Service that nothing serves is not announced, and is as soon as something
-// does.
+// A Service without endpoints is not announced, until it has one.
 func TestServiceWithoutEndpointsIsNotAnnounced(t *testing.T) {
 	s := begin(t)
 	s.service("web")
@@ -41,7 +40,7 @@ func TestServiceWithoutEndpointsIsNotAnnounced(t *testing.T) {
 	s.eventually("the VIP answers by TCP", func() error { return s.reachTCP(vip) })
 }
 
-// The owner loses its power again and again. Each time another node answers soon.
+// The owner loses its power several times. Each time another node answers soon.
 func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")

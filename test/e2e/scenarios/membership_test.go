@@ -20,9 +20,9 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 )
 
-// Somebody writes another membership key into the Secret. One kubelet is late, and
-// while it is, the speaker that owns the VIP is replaced by one that knows the new key
-// only: it may not go on alone. Nothing is lost, and one node answers at every moment.
+// Another membership key is written into the Secret. One kubelet delivers it late. Meanwhile
+// the speaker that owns the VIP is replaced by one that has only the new key, which must not
+// act alone. No datagram is lost, and one node answers at every moment.
 func TestMembershipKeyIsReplaced(t *testing.T) {
 	s := begin(t)
 	vip := s.serveUDP("web")
@@ -88,7 +88,7 @@ func (s *story) rotateKey() {
 	require.NoError(s, err, "%s", out)
 }
 
-// hurry has the kubelet look at the node's speaker at once.
+// hurry makes the kubelet look at the node's speaker at once.
 func (s *story) hurry(node string) {
 	s.Helper()
 	_, err := s.Kube.CoreV1().Pods(lodestone.Namespace).Patch(s.ctx, s.speakerOf(node).Name, types.MergePatchType,
@@ -96,14 +96,14 @@ func (s *story) hurry(node string) {
 	require.NoError(s, err)
 }
 
-// keysOf returns which membership keys the node's speaker says it has.
+// keysOf returns the membership keys that the node's speaker reports.
 func (s *story) keysOf(node string) string {
 	s.Helper()
 	lease, err := s.Kube.CoordinationV1().Leases(lodestone.Namespace).Get(s.ctx, "lodestone-speaker-"+node, metav1.GetOptions{})
 	require.NoError(s, err)
-	var said struct{ MembershipKeys []string }
-	require.NoError(s, json.Unmarshal([]byte(lease.Annotations["lodestone.io/report"]), &said))
-	return strings.Join(said.MembershipKeys, ",")
+	var report struct{ MembershipKeys []string }
+	require.NoError(s, json.Unmarshal([]byte(lease.Annotations["lodestone.io/report"]), &report))
+	return strings.Join(report.MembershipKeys, ",")
 }
 
 func (s *story) has(node, keys string) error {
@@ -113,9 +113,9 @@ func (s *story) has(node, keys string) error {
 	return nil
 }
 
-// A firewall around one node lets out all, and in nothing of the membership but answers
-// to its own connections. It is lost to the others and they to it, and that is all: no
-// VIP comes and goes, and none has two owners.
+// A firewall around one node lets all packets out, and of the membership's only answers to the
+// node's own connections in. The node and the others take each other for lost, and nothing else
+// happens: no VIP flaps, and none has two owners.
 func TestFirewallAroundOneNodeMovesNoVIPTwice(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
@@ -167,9 +167,9 @@ func TestFirewallAroundOneNodeMovesNoVIPTwice(t *testing.T) {
 	})
 }
 
-// The link of the owner carries what it sends, and nothing to it, as a fibre that is
-// broken may. Nobody is there for it, and it tells so; but clients are soon left to the
-// nodes that they can reach.
+// The owner's link carries what it sends, and nothing to it, as a broken fibre may. The owner
+// takes all others for lost and announces their VIPs; but clients soon use the nodes that they
+// can reach.
 func TestLinkThatCarriesOneWayOnly(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
@@ -199,8 +199,8 @@ func TestLinkThatCarriesOneWayOnly(t *testing.T) {
 	}
 }
 
-// A node alone is cut off from the API server, while it serves as before. It does not know
-// of new Services: others own its VIPs, old ones and new ones, and no client notices.
+// One node is cut off from the API server, while it serves as before. It does not know of new
+// Services: others own all VIPs, old ones and new ones, and no client notices.
 func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 	s := begin(t)
 	old := s.serveUDP("old")
@@ -228,5 +228,5 @@ func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 		s.oneAnswerer(vip)
 		require.NoError(t, s.owned(vip, node, false))
 	}
-	s.isSilent("old", node, "SpeakerNotReady") // as the operator is told
+	s.isSilent("old", node, "SpeakerNotReady") // as the operator sees
 }

@@ -20,8 +20,8 @@ kind: BFDProfile
 metadata: {name: unused, namespace: metallb-system}
 `
 
-// Services of a real MetalLB change hands as the guide says, word for word: they
-// keep their addresses, and clients that talk to them lose nothing.
+// Services of a real MetalLB are moved by the guide, word for word: they keep their
+// addresses, and their clients lose nothing.
 func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
 	s := begin(t)
 	s.uninstallLodestone() // it comes when MetalLB has been there for long
@@ -51,9 +51,9 @@ func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
 		for _, vip := range vips {
 			s.oneAnswerer(vip)
 		}
-		// A line every 10 ms, and five seconds' more than there have been. MetalLB's
-		// speakers may take the address over from each other while they end, which ends
-		// the connection; the client must not wait for what does not come.
+		// A line every 10 ms, for five seconds more. MetalLB's speakers may take the address
+		// over from each other while they end, which ends the connection; but the client must
+		// not wait on a dead one.
 		err := flow.lines(int(time.Since(opened)/(10*time.Millisecond)) + 500)
 		t.Logf("a connection through %s, after %s took over, ended by: %v", owner, s.owner(web), err)
 		require.True(t, err == nil || ended(err), "the client was left waiting: %v", err)

@@ -65,9 +65,9 @@ spec:
           env: [{name: vip_arp, value: "true"}, {name: vip_interface, value: eth0}, {name: svc_enable, value: "true"}]
 `
 
-// Services of kube-vip change hands as the guide says, word for word. There is of
-// kube-vip what others notice of it: its objects, the status of Services, and
-// addresses on an interface of a node, which go when it ends.
+// Services of kube-vip are moved by the guide, word for word. The test has those parts of
+// kube-vip that others notice: its objects, the status of Services, and addresses on an
+// interface of a node, which go when it ends.
 func TestServicesOfKubeVIPAreTakenOverWithoutLoss(t *testing.T) {
 	s := begin(t)
 	s.uninstallLodestone()
@@ -87,7 +87,7 @@ func TestServicesOfKubeVIPAreTakenOverWithoutLoss(t *testing.T) {
 	g, watched := s.openGuide("migrate.md", "metallb", "migrate metallb", "migrate kube-vip"), s.watchShown(vips)
 	g.before["delete daemonset"] = func() {
 		for _, vip := range []string{web, shared} {
-			// A client that has just asked. One that asks for the next 3 s gives up, as the guide says.
+			// A client that has just asked. One that asks in the next 3 s gives up, see the guide.
 			s.onClient("ip", "neighbor", "change", vip, "dev", "eth0", "nud", "reachable")
 			s.withdrawnByNode(node, vip)
 		}
@@ -118,8 +118,8 @@ func (s *story) deploy(manifests string) {
 	})
 }
 
-// watchShown has somebody look at every state of the story's Services from now on.
-// The function returned ends that, and tells who showed what else.
+// watchShown watches every state of the story's Services from now on. The returned function
+// ends that, and returns the Services that had another address.
 func (s *story) watchShown(vips map[string]string) (end func() []string) {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -156,8 +156,8 @@ func (s *story) uninstallLodestone() {
 	require.NoError(s, err)
 }
 
-// guide is one that somebody follows who works in a clone of the repository, on a
-// computer with access to the cluster.
+// guide is a guide that a reader follows in a clone of the repository, on a computer with
+// access to the cluster.
 type guide struct {
 	*story
 	text, clone string
@@ -169,8 +169,8 @@ type guide struct {
 	before map[string]func()
 }
 
-// openGuide opens a guide. The reader takes from it the commands without the word,
-// and replaces what the guide says to replace, in pairs.
+// openGuide opens a guide. The reader runs the commands without the word not, and makes
+// the replacements that the guide asks for, which are given in pairs.
 func (s *story) openGuide(name, not string, replace ...string) *guide {
 	s.Helper()
 	text, err := os.ReadFile(filepath.Join(s.Lab.Root, "docs/guides", name))
@@ -278,7 +278,7 @@ func TestOldAnnouncerThatStillAnswersMovesNobody(t *testing.T) {
 	s.holds("web", vip)
 }
 
-// What no pool has, and what has another class, stays as it is.
+// Services whose address is in no pool, and those of another class, stay as they are.
 func TestServicesThatCannotBeTakenOverAreLeftAlone(t *testing.T) {
 	s := begin(t)
 	s.config("\ncompatibility: [metallb]" + onePool("lan", "198.18.0.140-198.18.0.149"))
@@ -324,8 +324,8 @@ func (s *story) patchShown(name, patch string) {
 	require.NoError(s, err)
 }
 
-// announcedByNode has the node answer for the VIP: what matters of another
-// announcer to clients and to ours.
+// announcedByNode makes the node answer for the VIP: that is all of another announcer that
+// clients and speakers notice.
 func (s *story) announcedByNode(node, vip string) {
 	s.Helper()
 	s.on(s.ctx, node, "ip", "address", "add", vip+"/32", "dev", "eth0")

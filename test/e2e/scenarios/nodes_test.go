@@ -125,7 +125,7 @@ nodes:
 	}
 }
 
-func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
+func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorDeclaresItGone(t *testing.T) {
 	s := begin(t)
 	notReady := func(node *corev1.Node) {
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "Test"}}
@@ -151,7 +151,7 @@ func TestNotReadyNodeIsDeletedOnlyWhenTheOperatorSaysItIsGone(t *testing.T) {
 	})
 }
 
-// A Lease is all that is known of the other one, so that one is enough here.
+// The other cloud controller manager is known by its Lease only, so the test has only a Lease.
 func TestNewNodeIsLeftToAnotherCloudControllerManager(t *testing.T) {
 	s := begin(t)
 	leases := s.Kube.CoordinationV1().Leases("kube-system")

@@ -35,9 +35,9 @@ func TestHelmTest(t *testing.T) {
 	require.Regexp(t, `Phase:\s+Succeeded`, out)
 }
 
-// What keeps the components out of namespaces of the levels "baseline" and
-// "restricted", by the API server's own words, is what the guide says.
-func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
+// The API server's reasons for keeping the components out of namespaces of the levels
+// "baseline" and "restricted" are those in the guide.
+func TestPodSecurityRefusesWhatTheGuideLists(t *testing.T) {
 	s := begin(t)
 	for level, want := range map[string]map[string]string{
 		"baseline": {
@@ -53,16 +53,16 @@ func TestPodSecurityIsRefusedForWhatTheGuideSays(t *testing.T) {
 			"pod-security.kubernetes.io/enforce="+level)
 		require.NoError(t, err)
 		got := map[string]string{}
-		for _, said := range regexp.MustCompile(`Warning: lodestone-([a-z]+)-.*: (.*)`).FindAllStringSubmatch(out, -1) {
-			reasons := strings.Split(said[2], ", ")
+		for _, warning := range regexp.MustCompile(`Warning: lodestone-([a-z]+)-.*: (.*)`).FindAllStringSubmatch(out, -1) {
+			reasons := strings.Split(warning[2], ", ")
 			slices.Sort(reasons)
-			got[said[1]] = strings.Join(reasons, ", ")
+			got[warning[1]] = strings.Join(reasons, ", ")
 		}
 		assert.Equal(t, want, got, "%s:\n%s", level, out)
 	}
 }
 
-// What each component may do, and what it must not.
+// The rights of each component, and some that it must not have.
 func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 	s := begin(t)
 	const ours, elsewhere, apiServer = lodestone.Namespace, "kube-system", "default"
@@ -127,7 +127,7 @@ func TestComponentsMayDoTheirWorkAndNothingBeyond(t *testing.T) {
 			{"get", "configmaps", elsewhere, ""}:                          false,
 			{"get", "secrets", ours, ""}:                                  false,
 			{"get", "secrets", ours, "lodestone-membership"}:              false,
-			{"get", "secrets", ours, "tor"}:                               true, // as the chart was told
+			{"get", "secrets", ours, "tor"}:                               true, // by the chart's values
 			{"update", "leases.coordination.k8s.io", elsewhere, ""}:       false,
 			{"list", "pods", "", ""}:                                      false,
 		},

@@ -15,16 +15,16 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
-// nodesBIRD is what a network plugin has on its nodes: a session with the router, by which it
-// announces the addresses of Services.
+// nodesBIRD is the configuration of a network plugin on its nodes: a session with the router, by
+// which it announces the addresses of Services.
 const nodesBIRD = `router id %s;
 protocol device {}
 protocol static { ipv4; route %s/32 blackhole; }
 protocol bgp { local %[1]s as 64512; neighbor 198.18.0.254 as 64513; ipv4 { import none; export all; next hop self; }; }
 `
 
-// Something else announces the addresses that Lodestone gives: BIRD on a node, then nothing
-// but a route made by hand. Nobody misses an owner, and the first advertisement counts at once.
+// Something else announces the addresses that Lodestone gives: BIRD on a node, then only a route
+// made by hand. No owner is reported missing, and the first advertisement takes effect at once.
 func TestSomethingElseAnnounces(t *testing.T) {
 	s := begin(t)
 	s.config("\npools:\n  - {name: routed, addresses: [198.18.16.0/24]}\nadvertisements: []\n")

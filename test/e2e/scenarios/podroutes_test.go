@@ -85,9 +85,9 @@ func (s *story) ours(want []podRoute) {
 	})
 }
 
-// The lab's static routes to pods give way to ours: as long as they are there,
-// they are left alone, and told as a problem; without them pods of all nodes
-// serve by our routes only.
+// Lodestone's routes replace the lab's static routes to pods. While the static routes are
+// there, they are left alone, and reported as a problem; without them pods of all nodes serve by
+// Lodestone's routes only.
 func routesToPodsAreOurs(t *testing.T) {
 	s := begin(t)
 	s.echo(int32(len(s.Lab.Nodes())))
@@ -98,7 +98,7 @@ func routesToPodsAreOurs(t *testing.T) {
 
 	s.config(usualPools + "\nroutes: {mode: kernel}\n")
 	first := s.speakerOf(s.Lab.Nodes()[0])
-	s.eventually("the static routes are told as a problem", func() error {
+	s.eventually("the static routes are reported as a problem", func() error {
 		n, err := s.Metric(s.ctx, &first, "lodestone_route_problems", lodestone.Labels{"reason": "RoutedByOthers"})
 		if err == nil && n != float64(len(all)/len(s.Lab.Nodes())) {
 			err = fmt.Errorf("%v problems", n)

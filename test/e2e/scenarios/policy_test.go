@@ -60,10 +60,9 @@ func (s *story) likeHelmTest() *corev1.Pod {
 	return pod
 }
 
-// The namespace of an operator who forbids all that is not allowed: helm
-// test passes by the chart's policy, whose pod reaches the API server alone and is
-// reached by nobody. Everything else is in the nodes' network, where no policy stops
-// it.
+// In a namespace whose policies forbid all that is not allowed, helm test passes by the
+// chart's policy: its pod reaches only the API server, and nobody reaches the pod. All other
+// pods are in the nodes' network, where policies have no effect.
 func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
 	s := begin(t)
 	s.echo(2)
@@ -112,8 +111,8 @@ func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
 	s.eventually("a client reaches the Service", func() error { return s.reachTCP(vip) })
 }
 
-// A policy that allows clients, and not nodes: clients are served, and who asks
-// whether VIPs answer is told why they do not answer him.
+// A policy allows clients, and not nodes: clients are served, and an operator who checks from
+// a node whether VIPs answer learns why they do not.
 func TestDiagnosisOfAPolicyThatForbidsNodes(t *testing.T) {
 	s := begin(t)
 	s.echo(int32(len(s.Lab.Nodes())))

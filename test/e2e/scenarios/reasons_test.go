@@ -11,20 +11,20 @@ import (
 )
 
 // whyNot returns the reason of each node that does not announce the VIP, as
-// lodestone explain tells it.
+// lodestone explain shows it.
 func (s *story) whyNot(vip string) (map[string]string, error) {
 	out, _, err := s.CLI(s.ctx, "", "explain", "vip", vip, "-o", "json")
 	if err != nil {
 		return nil, err
 	}
-	var told struct {
+	var answer struct {
 		Nodes []struct{ Node, Reason string }
 	}
-	if err := json.NewDecoder(strings.NewReader(out)).Decode(&told); err != nil {
+	if err := json.NewDecoder(strings.NewReader(out)).Decode(&answer); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
 	reasons := map[string]string{}
-	for _, n := range told.Nodes {
+	for _, n := range answer.Nodes {
 		reasons[n.Node] = n.Reason
 	}
 	return reasons, nil
@@ -43,9 +43,9 @@ func (s *story) isSilent(service, node, reason string) {
 	})
 }
 
-// The operator asks why a node does not announce a VIP, and is told, whatever it
-// is. Nodes without a machine stand for those that something is wrong with.
-func TestEveryNodeTellsWhyItDoesNotAnnounce(t *testing.T) {
+// The operator asks why a node does not announce a VIP, and gets each of the reasons.
+// Nodes without a machine stand for those with a fault.
+func TestEveryNodeReportsWhyItDoesNotAnnounce(t *testing.T) {
 	s := begin(t)
 	s.config(`
 quarantine: 0s
@@ -109,7 +109,7 @@ peers:
 	}
 	require.Equal(t, map[string]map[string]int{"plain": {"": 1, "NotOwner": 2}, "local": {"": 1, "NoLocalEndpoint": 2}}, counted)
 
-	// What the pools hold is permitted by and by.
+	// The pools' addresses are permitted one after the other.
 	s.config(`
 quarantine: 0s
 pools:

@@ -20,9 +20,9 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
 
-// etcd is put back to a backup. Nobody restarts anything of Lodestone's: a Service that has been deleted since is
-// back with its address, although another one had got it; that one is gone; others are served all the while; and
-// no address has two owners.
+// etcd is restored from a backup, and Lodestone is not restarted. A Service that was deleted after the backup is back
+// with its address, although another Service had got the address, which is gone now. Other Services are served all the
+// time, and no address has two owners.
 func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	s := begin(t)
 	stays := s.serveUDP("stays")

@@ -40,8 +40,8 @@ func (s *story) asSpeaker(node string, bound bool) *kubernetes.Clientset {
 	return client
 }
 
-// What the token of one node's speaker may do is asked by doing it: every verb on every
-// kind that the API server has, in three namespaces. What it may is listed here; the
+// The rights of one node's speaker are found by trying: every verb on every kind that the API
+// server has, in three namespaces, with the speaker's token. What is allowed is listed here; the
 // rest is 403.
 func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 	s := begin(t)
@@ -56,7 +56,7 @@ func TestASpeakersTokenMayDoNothingBeyond(t *testing.T) {
 		"selfsubjectaccessreviews.authorization.k8s.io":                "create",
 		"selfsubjectrulesreviews.authorization.k8s.io":                 "create",
 		"configmaps/" + lodestone.ConfigMap + " in " + ours:            read,
-		"secrets/tor in " + ours:                                       "get", // as the chart was told
+		"secrets/tor in " + ours:                                       "get", // by the chart's values
 		"configmaps/" + lodestone.ConfigMap + " in " + s.namespace:     "",
 		"secrets/lodestone-membership in " + ours:                      "",
 		"configmaps/lodestone-quarantine in " + ours:                   "",
@@ -115,7 +115,7 @@ func allows(may map[string]string, what, verb string) bool {
 	return slices.Contains(strings.Fields(may[what]), verb)
 }
 
-// try does it without an effect, and returns what the API server says.
+// try does it without an effect, and returns the API server's answer.
 func (s *story) try(c rest.Interface, verb, path, name, sub string) error {
 	method := map[string]string{"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE", "deletecollection": "DELETE"}[verb]
 	if method == "" {

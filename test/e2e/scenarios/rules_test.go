@@ -81,7 +81,7 @@ pools:
 	s.holds("plain", "198.18.0.210")
 	s.holds("both", "198.18.0.230")
 
-	// What they hold stays, whatever becomes of the labels, until asked.
+	// They keep their addresses when the labels change, until they ask for others.
 	s.labelNamespace("env", "test")
 	s.change("gold", labelled("tier", ""))
 	s.always(2*time.Second, "relabelled Services keep their addresses", func() error {
@@ -102,8 +102,8 @@ pools:
 	})
 }
 
-// What shares an address is reached at its own port, and an edit
-// that clashes costs nobody but the edited Service.
+// Services that share an address are reached at their own ports, and an edit
+// that clashes affects only the edited Service.
 func TestServicesShareAnAddress(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
@@ -254,7 +254,7 @@ func TestOperatorAsksWhyAndWhatIf(t *testing.T) {
 	s.prints(2, []string{"explain", "service", s.namespace + "/c"}, "PoolExhausted", "What helps", "NotAutoAssigned: ",
 		"Services that name them: spare.")
 	s.prints(2, []string{"explain", "service", "d", "--namespace", s.namespace}, "PoolExhausted", "PoolNotNamed: ")
-	// Who has an address is told why nobody answers.
+	// explain has the reason why nobody answers for an address.
 	s.prints(2, []string{"explain", "service", s.namespace + "/a"}, "198.18.0.210 from pool \"pair\"",
 		"NoServingEndpoint: no endpoint takes traffic")
 	s.runsAsPlugin()
@@ -272,7 +272,7 @@ func TestOperatorAsksWhyAndWhatIf(t *testing.T) {
 	assert.Equal(t, 0, code, out)
 	assert.Contains(t, out, s.namespace+"/c")
 
-	// What it foretold is what happens.
+	// The prediction was right.
 	s.config(onePool("pair", "198.18.0.210"))
 	s.stands("b", "Stranded")
 	require.NoError(t, s.LeaderMetricBecomes(s.ctx, "lodestone_services", lodestone.Labels{"state": "stranded"}, 1))

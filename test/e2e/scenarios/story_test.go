@@ -324,7 +324,7 @@ func (s *story) event(namespace, kind, name, reason string) string {
 // events waits for Events about the object with the reason, and returns their messages.
 func (s *story) events(namespace, kind, name, reason string) (texts []string) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("an Event %s tells about %s %s", reason, kind, name), func() error {
+	s.eventually(fmt.Sprintf("an Event %s about %s %s", reason, kind, name), func() error {
 		list, err := s.Kube.CoreV1().Events(namespace).List(s.ctx, metav1.ListOptions{
 			FieldSelector: fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,reason=%s", kind, name, reason),
 		})

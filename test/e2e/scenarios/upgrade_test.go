@@ -40,9 +40,9 @@ advertisements:
   - {name: routers, bgp: {}}
 peers:` + tor + "}\n"
 
-// The last release is upgraded to this version as the guide has it, stopped half way, and finished; rolled back; and
-// upgraded again. Clients on the segment and behind a router lose no datagram, no address changes, no VIP has
-// two owners or none, and no client of a connection waits for what does not come.
+// The last release is upgraded to this version by the guide, with a stop half way; rolled back; and upgraded again.
+// Clients on the segment and behind a router lose no datagram, no address changes, no VIP has two owners or none, and
+// no connection hangs.
 func TestLastReleaseIsUpgradedAndComesBack(t *testing.T) {
 	c := lastRelease(begin(t))
 	c.install(fmt.Sprintf(acrossVersions, "nobody"))
@@ -79,9 +79,9 @@ func TestLastReleaseIsUpgradedAndComesBack(t *testing.T) {
 	c.prints(0, []string{"bgp", "peers"}, "established")
 }
 
-// Upgrades that get nowhere: values that a chart does not take; a configuration that the new version refuses; and a
-// node that nobody reaches meanwhile, and that comes back with the old speaker. Each is reported, nothing is
-// announced twice, and clients lose nothing.
+// Upgrades that fail: values that a chart does not accept; a configuration that the new version refuses; and a
+// node that is unreachable meanwhile, and comes back with the old speaker. Each is reported, nothing is announced
+// twice, and clients lose nothing.
 func TestHalfAnUpgrade(t *testing.T) {
 	c := lastRelease(begin(t))
 	understood := fmt.Sprintf(acrossVersions, "nobody")
@@ -163,10 +163,10 @@ func (c *crossing) nodeIsUnreachable() {
 // halfway is in the status while versions differ.
 const halfway = "an upgrade is under way, or has stopped half way"
 
-// upgrade is what the guide has.
+// upgrade has the commands of the guide.
 var upgrade = []string{"upgrade", "lodestone", "--reset-then-reuse-values", "--set=image.tag=dev"}
 
-// upgradeFails has helm wait in vain for that long, and returns what it answers.
+// upgradeFails runs an upgrade that helm gives up after that time, and returns its output.
 func (c *crossing) upgradeFails(timeout string) error {
 	c.Helper()
 	err := c.helm(append(upgrade, c.Lab.Chart(), "--wait", "--timeout="+timeout)...)
@@ -203,7 +203,7 @@ func lastRelease(s *story) *crossing {
 
 func (c *crossing) chart() string { return filepath.Join(c.dir, "deploy", "chart") }
 
-// install installs the release, or has it go by another configuration.
+// install installs the release, or changes its configuration.
 func (c *crossing) install(config string) {
 	c.Helper()
 	values := filepath.Join(c.TempDir(), "values.yaml")
@@ -364,7 +364,7 @@ func (c *crossing) bothAreRead() {
 	}
 }
 
-// endpointOnTheNewSpeakersNode has a VIP with policy Local move from a node with an old speaker to the one with the new
+// endpointOnTheNewSpeakersNode moves a VIP with policy Local from a node with an old speaker to the one with the new
 // speaker, because a pod has become ready there. The new speaker waits for its kube-proxy, but not for longer than the
 // old one answers. That may be too short for a busy kube-proxy, which is why new speakers answer for longer.
 func (c *crossing) endpointOnTheNewSpeakersNode(node string) {

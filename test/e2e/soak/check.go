@@ -70,7 +70,7 @@ func (s *soak) settled(ctx context.Context, owners map[string]string, happened f
 	return err
 }
 
-// served checks who announces the VIP of a Service, and that all nodes serve it that should.
+// served checks which nodes announce the VIP of a Service, and that all nodes serve it that should.
 func (s *soak) served(ctx context.Context, u user, had string, happened faults) error {
 	vip := s.clients.vips[u.name].String()
 	if u.routed() {

@@ -57,7 +57,7 @@ peers:
 `, preferred))
 }
 
-// user is a Service and who uses it.
+// user is a Service and its clients.
 type user struct {
 	name, pool string
 	local      bool // externalTrafficPolicy
@@ -78,7 +78,7 @@ var users = []user{
 	{name: "routed", pool: "routed"},
 }
 
-// clients are those who use the Services.
+// clients are the clients of the Services.
 type clients struct {
 	vips map[string]netip.Addr
 	held map[string]*probe.Connections
@@ -207,7 +207,7 @@ func (c *clients) close() (requests int) {
 	return requests
 }
 
-// ask has clients ask all VIPs by datagrams, each in a flow of its own.
+// ask lets clients ask all VIPs by datagrams, each in a flow of its own.
 func (c *clients) ask(ctx context.Context, s *soak) (map[string]*probe.Probe, error) {
 	asking := map[string]*probe.Probe{}
 	for _, u := range users {

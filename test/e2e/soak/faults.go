@@ -192,7 +192,7 @@ func (f faults) String() string {
 	return strings.Join(texts, " with ")
 }
 
-// names are what happens, without to whom and for how long.
+// names are the kinds of faults, without targets and durations.
 func (f faults) names() string {
 	var names []string
 	for _, d := range f {

@@ -22,12 +22,12 @@ import (
 
 // What make demo does.
 func TestTheDemo(t *testing.T) {
-	var said []string
+	var lines []string
 	err := demo.Run(t.Context(), lab.Options{Place: 1, Progress: t.Logf}, false, func(format string, args ...any) {
-		said = append(said, fmt.Sprintf(format, args...))
+		lines = append(lines, fmt.Sprintf(format, args...))
 	})
 	require.NoError(t, err)
-	text := strings.Join(said, "\n")
+	text := strings.Join(lines, "\n")
 	require.Regexp(t, `^nodes=3 initialized=yes\nvip=198\.18\.0\.200 reachable=yes owner=n\d\n`+
 		`failover old=n\d new=n\d outage_ms=\d+\nok$`, text)
 }
@@ -37,7 +37,7 @@ const (
 	webVIP     = "198.18.0.200"
 )
 
-// promised is what a reader is to see, by how what follows labCommand begins.
+// promised is the expected output of commands, by the words after labCommand.
 var promised = map[string]string{
 	"kubectl get nodes":                          `(?m)^n1 +Ready .*\nn2 +Ready .*\nn3 +Ready `,
 	"kubectl get service web":                    `(?m)^web +LoadBalancer +[0-9.]+ +198\.18\.[0-9.]+ +80:\d+/TCP`,
@@ -50,19 +50,19 @@ var promised = map[string]string{
 	"exec remote -- curl":                        `^{"pod":"web-`,
 }
 
-// reader does what the tutorial about the lab says.
+// reader follows the tutorial about the lab.
 type reader struct {
 	*testing.T
 	*lab.Cluster
 	dir     string   // where the shell is
 	web     []string // the commands that made the Service
-	answers string   // who answered arping
+	answers string   // the hosts that answered arping
 	leave   func()   // the other terminal
 	visited int      // how many commands
 }
 
-// theLab does what the tutorial says, in a lab as of make lab-up. Another one comes
-// up in this process, too: nobody's takes its place meanwhile.
+// theLab follows the tutorial in a lab as of make lab-up. Another lab comes up in this
+// process, too, so that no other program takes its place meanwhile.
 func theLab(t *testing.T, c *lab.Cluster) *lab.Cluster {
 	r := &reader{T: t, Cluster: c, dir: c.Root}
 	text := document(t, c, "tutorial/lab.md")
@@ -79,7 +79,7 @@ func theLab(t *testing.T, c *lab.Cluster) *lab.Cluster {
 	return r.Cluster
 }
 
-// follow does what a reader does who comes to the command.
+// follow runs a command as a reader does.
 func (r *reader) follow(command string) {
 	r.Helper()
 	r.visited++

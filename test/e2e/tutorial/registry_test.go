@@ -370,7 +370,7 @@ func (i *installer) byTheTutorial(text string) {
 	require.NoError(i, i.registry.Close())
 }
 
-// follow does what a reader does who comes to the command.
+// follow runs a command as a reader does.
 func (i *installer) follow(c command) {
 	i.Helper()
 	c.text = strings.ReplaceAll(c.text, " NODE", " "+i.owner)

@@ -1,5 +1,5 @@
-// Package tutorial does what the tutorial says, and the guide to installation
-// about uninstalling, word for word.
+// Package tutorial follows the tutorial, and the guide to uninstalling, word for
+// word.
 package tutorial_test
 
 import (
@@ -70,8 +70,8 @@ func theFirstService(t *testing.T, cluster *lab.Cluster) {
 	nothingLeft(t, cluster)
 }
 
-// identities tells Lodestone's pods apart, and the key that the speakers share:
-// neither is to change with the configuration.
+// identities returns the identities of Lodestone's pods, and the key that the speakers
+// share: neither may change with the configuration.
 func identities(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	uids, err := c.Kubectl(t.Context(), "--namespace", lab.LodestoneNamespace, "get", "pods,secrets",

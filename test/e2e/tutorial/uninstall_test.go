@@ -15,8 +15,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 )
 
-// services are some that an operator forgets: of each kind of finalizer, one
-// with one of somebody else besides.
+// services are Services that an operator forgets: one with each kind of
+// finalizer, and also with a finalizer of another program.
 const services = `
 apiVersion: v1
 kind: Service
@@ -34,8 +34,8 @@ metadata: {name: others, annotations: {a: b}, finalizers: [service.kubernetes.io
 spec: {type: LoadBalancer, loadBalancerClass: example.com/other, ports: [{port: 80}]}
 `
 
-// uninstall does what the guide says to an operator who has forgotten to delete
-// the Services.
+// uninstall follows the guide for an operator who has forgotten to delete the
+// Services.
 func uninstall(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	_, section, _ := strings.Cut(document(t, c, "guides/installation.md"), "\n## Uninstalling\n")
@@ -59,7 +59,7 @@ func uninstall(t *testing.T, c *lab.Cluster) {
 	kinds := strings.Fields(kubectl("api-resources", "--namespaced", "--verbs=list,get,delete", "--output=name"))
 	require.EventuallyWithT(t, func(t *assert.CollectT) {
 		left := strings.Fields(kubectl("--namespace=lodestone-system", "get", strings.Join(kinds, ","), "--output=name"))
-		left = slices.DeleteFunc(left, func(name string) bool { return strings.HasPrefix(name, "event") }) // they tell what was
+		left = slices.DeleteFunc(left, func(name string) bool { return strings.HasPrefix(name, "event") }) // Events are of the past
 		assert.Equal(t, []string{"configmap/kube-root-ca.crt", "serviceaccount/default"}, left)
 	}, time.Minute, time.Second, "in a namespace that others use")
 	whole.text = "kubectl delete namespace" + last
@@ -97,7 +97,7 @@ func nothingLeft(t *testing.T, c *lab.Cluster) {
 		require.NoError(t, json.Unmarshal(raw, &about))
 		text := string(raw)
 		switch about.Kind {
-		case "Event": // tells what was
+		case "Event": // of the past
 			continue
 		case "Node": // knows its images, and its provider for good
 			var node corev1.Node

@@ -107,7 +107,7 @@ func readyAt(log string) (time.Time, error) {
 	}
 	all := regexp.MustCompile(`(?m)^time=(\S+) level=INFO msg="ready to own VIPs"`).FindAllSubmatch(text, -1)
 	if all == nil {
-		return time.Time{}, fmt.Errorf("%s does not say that the speaker is ready", log)
+		return time.Time{}, fmt.Errorf("%s does not have the line of a speaker that is ready", log)
 	}
 	return time.Parse(time.RFC3339Nano, string(all[len(all)-1][1]))
 }

@@ -99,8 +99,8 @@ func controllerBurst(ctx context.Context, installation *lodestone.Installation) 
 
 // burst creates the Services and returns how long each waited for its address.
 func (l load) burst(ctx context.Context) ([]time.Duration, error) {
-	// The namespace exists and a first Service has gone its way: what is
-	// measured is a controller at work, not one that wakes up.
+	// The namespace exists and a first Service has been served: the benchmark
+	// measures a controller at work, not one that has just started.
 	if err := (load{l.Installation, 1}).warmUp(ctx); err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (l load) burst(ctx context.Context) ([]time.Duration, error) {
 }
 
 // births are when Services were created, and how long the API server took to
-// say so.
+// answer.
 type births struct {
 	load
 	lock     sync.Mutex

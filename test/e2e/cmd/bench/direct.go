@@ -19,8 +19,8 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 )
 
-// direct measures what becomes of TCP connections through one VIP of each family, with
-// direct forwarding and without.
+// direct measures how many TCP connections through one VIP of each family survive, with direct
+// forwarding and without.
 type direct struct {
 	load
 	vips  []netip.Addr // IPv4, IPv6
@@ -83,8 +83,8 @@ func directMembers(ctx context.Context, installation *lodestone.Installation) er
 }
 
 // directly holds so many connections to so many pods open in each case, for each way of forwarding and each
-// policy. Each case has VIPs of its own: for a connection whose pod has ended without a word,
-// conntrack sends who has the client's port next to where the pod was.
+// policy. Each case has VIPs of its own: after a pod has ended without closing its connection,
+// conntrack would send the next connection from the client's port to the same pod.
 func directly(ctx context.Context, installation *lodestone.Installation, name string, count int, pods int32,
 	all func(d *direct, how string) []directCase) (failed error) {
 	only, err := regexp.Compile(*cases)
@@ -207,8 +207,8 @@ func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTraffic
 	if err != nil {
 		return err
 	}
-	// Who comes before kube-proxy has its rules leaves an entry in conntrack, which meets the
-	// next client with that port.
+	// A client that comes before kube-proxy has its rules leaves an entry in conntrack, which
+	// applies to the next client with that port.
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err
 	}
@@ -228,7 +228,7 @@ func (d *direct) serve(ctx context.Context, policy corev1.ServiceExternalTraffic
 	}
 	slices.SortFunc(d.vips, netip.Addr.Compare)
 	d.owner, err = d.Owner(ctx, d.vips[0].String())
-	return errors.Join(err, pause(ctx, 3*time.Second)) // until all nodes have said what they forward
+	return errors.Join(err, pause(ctx, 3*time.Second)) // until all nodes have reported their rules
 }
 
 // holds reports what becomes of so many connections, which are opened before: one in ten has
@@ -289,7 +289,7 @@ func (d *direct) holds(ctx context.Context, line string, count int, do func() er
 	return nil
 }
 
-// ask has each connection ask once more.
+// ask sends one more request on each connection.
 func (d *direct) ask(ctx context.Context) error {
 	for _, c := range d.held {
 		if err := c.AskAll(ctx); err != nil {
@@ -299,7 +299,7 @@ func (d *direct) ask(ctx context.Context) error {
 	return nil
 }
 
-// withPod returns those whose pod is still there.
+// withPod returns the breaks of connections whose pod is still there.
 func (d *direct) withPod(ctx context.Context, broken []probe.Break) ([]probe.Break, error) {
 	pods, err := d.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -312,7 +312,7 @@ func (d *direct) withPod(ctx context.Context, broken []probe.Break) ([]probe.Bre
 	return slices.DeleteFunc(broken, func(b probe.Break) bool { return !there[b.By.Pod] }), nil
 }
 
-// prefer has the VIPs move to each other node in turn, and then to where they were.
+// prefer moves the VIPs to each other node in turn, and then back.
 func (d *direct) prefer(ctx context.Context, how string) error {
 	for _, node := range d.Lab.Nodes() {
 		if err := errors.Join(d.Configure(ctx, forwarding(how, node)), d.Moved(ctx, d.vips[0].String(), node, true),
@@ -323,7 +323,7 @@ func (d *direct) prefer(ctx context.Context, how string) error {
 	return errors.Join(d.Configure(ctx, forwarding(how, "")), d.Moved(ctx, d.vips[0].String(), d.owner, true))
 }
 
-// exclude has a node, the owner perhaps, own no VIPs for a while.
+// exclude keeps a node, such as the owner, from owning VIPs for a while.
 func (d *direct) exclude(ctx context.Context, node string) error {
 	vip := d.vips[0].String()
 	return errors.Join(d.Label(ctx, node, excludeLabel, "true"), d.Moved(ctx, vip, node, false), pause(ctx, 3*time.Second), d.ask(ctx),

@@ -83,7 +83,7 @@ func cliStatus(ctx context.Context, _ *lodestone.Installation) error {
 	})
 }
 
-// explain runs those of the commands that tell why.
+// explain runs the Go benchmarks of the commands that explain.
 func explain(ctx context.Context, _ *lodestone.Installation) error {
 	return goBenchmarks(ctx, "./cmd/lodestone", "^BenchmarkCommands$/^explain-", "10x", func(name string, value measured) {
 		result("explain", "services=10000 case=%s ms=%.0f cpu_ms=%.0f", strings.TrimPrefix(name, "Commands/explain-"), value.median(perOp)*1e3,

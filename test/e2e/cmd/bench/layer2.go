@@ -139,7 +139,7 @@ func (l load) moves(ctx context.Context, what string, times int, vip netip.Addr,
 // excludeLabel keeps a node from having VIPs.
 const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 
-// moveAwayAndBack has the VIP move away from its owner and back, by a label.
+// moveAwayAndBack moves the VIP away from its owner and back, by a label.
 func (l load) moveAwayAndBack(ctx context.Context, owner string, vip netip.Addr) error {
 	return errors.Join(
 		l.Label(ctx, owner, excludeLabel, "true"), l.Moved(ctx, vip.String(), owner, false),

@@ -1,5 +1,5 @@
 // Command bench measures Lodestone in the lab and prints one line for each
-// benchmark: `bench NAME key=value ...`. It judges nothing.
+// benchmark: `bench NAME key=value ...`. It compares nothing with a limit.
 //
 //	bench [-keep] [-minutes N] [-cases PATTERN] [NAME ...]
 package main

@@ -16,14 +16,13 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/metallb"
 )
 
-// contender is one of the load balancers that are compared, and what was measured
-// of it.
+// contender is one of the load balancers that are compared, with its measurements.
 type contender struct {
 	*lodestone.Installation // the lab, where Lodestone may be or not
 	name                    string
 
 	install, remove func(context.Context) error
-	// configure has it give Services the addresses, and announce these by layer 2.
+	// configure configures it to give Services the addresses, and to announce these by layer 2.
 	configure func(ctx context.Context, addresses string) error
 	// namespace and speaker are those of the DaemonSet of its speakers, and speakers selects their pods.
 	namespace, speaker, speakers string
@@ -37,7 +36,7 @@ type contender struct {
 }
 
 const (
-	// idleTime is how long it is looked what speakers take while nothing happens.
+	// idleTime is for how long idle speakers are measured.
 	idleTime = time.Minute
 	// settling is the time that a cluster is given after something has happened.
 	settling = 30 * time.Second
@@ -237,8 +236,8 @@ func (c *contender) loseOwner(ctx context.Context, vip netip.Addr) error {
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s lost, %s took over: %s without answers\n", c.name, loss.Old, loss.New, loss.Outage.Round(time.Millisecond))
 	c.outages = append(c.outages, loss.Outage)
-	// MetalLB's speakers look for those that they have lost once a minute, or when
-	// a label of their node changes. How soon they do is not what is measured.
+	// MetalLB's speakers look for lost speakers once a minute, or when a label of
+	// their node changes. That time is not measured.
 	const label = "bench.example.com/is-back"
 	return errors.Join(
 		c.Label(ctx, loss.Old, label, "true"), c.Label(ctx, loss.Old, label, ""),

@@ -160,7 +160,7 @@ func (l load) compare(ctx context.Context) (missing, surplus []string, err error
 	return missing, surplus, nil
 }
 
-// inSteps says after every thousand names how far it is.
+// inSteps prints its progress after every thousand names.
 func inSteps(names []string, verb string, do func(names []string) error) error {
 	done := 0
 	for step := range slices.Chunk(names, 1000) {
@@ -205,7 +205,7 @@ func controllerRestart(ctx context.Context, installation *lodestone.Installation
 }
 
 // startup is one start of a controller: how long until it served, and how much
-// it wrote. Events are counted apart: one says who leads.
+// it wrote. Events are counted separately: one names the leader.
 type startup struct {
 	took           time.Duration
 	writes, events int

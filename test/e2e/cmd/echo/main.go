@@ -1,4 +1,4 @@
-// Command echo runs in the lab's pods and tells who asks which pod answered.
+// Command echo runs in the lab's pods. Its answers name the pod.
 package main
 
 import (

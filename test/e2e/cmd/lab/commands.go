@@ -15,7 +15,7 @@ func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...)
 }
 
-// open finds the running lab and lets it say what it does.
+// open finds the running lab and prints its progress.
 func open() (*lab.Cluster, error) {
 	c, err := lab.Open("")
 	if err == nil {
@@ -24,7 +24,7 @@ func open() (*lab.Cluster, error) {
 	return c, err
 }
 
-// addOptions adds the flags that say what lab to bring up.
+// addOptions adds the flags for the options of a lab.
 func addOptions(cmd *cobra.Command) *lab.Options {
 	options := &lab.Options{Place: 1, Progress: progress}
 	flags := cmd.Flags()

@@ -64,7 +64,7 @@ func fault() *cobra.Command {
 			func(c *lab.Cluster, args []string) error { return c.NodeLoss(args[0]) }),
 		onWire("partition HOST...", "Cut these hosts off from all other nodes", cobra.MinimumNArgs(1),
 			func(c *lab.Cluster, args []string) error { return c.Partition(args) }),
-		onWire("block-gossip", "Stop what speakers say to each other, and nothing else", cobra.NoArgs,
+		onWire("block-gossip", "Stop the packets between speakers, and nothing else", cobra.NoArgs,
 			func(c *lab.Cluster, _ []string) error { return c.BlockGossip() }),
 		onWire("heal [NODE]", "Bring a lost node back; without an argument, mend everything", cobra.MaximumNArgs(1),
 			func(c *lab.Cluster, args []string) error {

@@ -20,7 +20,7 @@ func main() {
 	stop()
 	var ended *exec.ExitError
 	if errors.As(err, &ended) {
-		os.Exit(ended.ExitCode()) // the command has said why
+		os.Exit(ended.ExitCode()) // the command has printed why
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "lab:", err)

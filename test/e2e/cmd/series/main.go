@@ -1,4 +1,4 @@
-// Command series tells which series PromQL expressions read. It takes a JSON
+// Command series finds the series that PromQL expressions read. It takes a JSON
 // array of expressions on standard input and answers with an array of the same
 // length, each element the selectors of one expression.
 package main

@@ -1,7 +1,7 @@
-// Package v1beta1 takes the place of a package that MetalLB cannot be compiled
-// without, and that it uses only where FRR-K8s speaks BGP for it. It is written
-// from how MetalLB's code uses it; the lab runs MetalLB without BGP. In that other
-// mode MetalLB would end at once: its scheme does not know these objects.
+// Package v1beta1 replaces a package without which MetalLB cannot be compiled, and
+// which it uses only where FRR-K8s speaks BGP for it. It is written from the way in
+// which MetalLB's code uses it; the lab runs MetalLB without BGP. In the mode for
+// FRR-K8s MetalLB would end at once: its scheme does not know these objects.
 package v1beta1
 
 import (
@@ -59,7 +59,7 @@ type BFDProfile struct {
 	MinimumTTL                        *uint32
 }
 
-// DynamicASNMode says how a neighbor's ASN is found out.
+// DynamicASNMode is how a neighbor's ASN is determined.
 type DynamicASNMode string
 
 // Neighbor is the other end of a session.
@@ -84,7 +84,7 @@ type Neighbor struct {
 // SecretReference names a Secret.
 type SecretReference struct{ Name, Namespace string }
 
-// Advertise is what a neighbor is told.
+// Advertise has the prefixes that are announced to a neighbor.
 type Advertise struct {
 	Allowed                   AllowedOutPrefixes
 	PrefixesWithLocalPref     []LocalPrefPrefixes
@@ -92,7 +92,7 @@ type Advertise struct {
 	PrefixesWithAsPathPrepend []AsPathPrependPrefixes
 }
 
-// AllowedOutPrefixes are those that a neighbor may be told.
+// AllowedOutPrefixes are those that may be announced to a neighbor.
 type AllowedOutPrefixes struct{ Prefixes []string }
 
 // LocalPrefPrefixes are those that have a local preference.
