@@ -79,7 +79,7 @@ func run(ctx context.Context, f *flags) error {
 	})
 	proxy := speaker.NewKubeProxy(f.kubeProxyURL, f.node, members, s.log)
 	announcer := layer2.New(layer2.Options{Interfaces: interfaces, Members: members, Keys: members.SealKeys,
-		Received: netstate.Received, Log: s.log, Registry: registry})
+		Received: netstate.Received, Joined: netstate.Groups, Log: s.log, Registry: registry})
 	limiter := limit.New(limit.Options{Log: s.log, Registry: registry})
 	director := direct.New(direct.Options{Node: f.node, Log: s.log, Registry: registry, Gateways: func() []netip.Addr {
 		addrs, _ := gateways.Gateways()

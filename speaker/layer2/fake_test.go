@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -84,6 +85,7 @@ type world struct {
 	sent       []frame
 	joined     map[string]bool // groups, by interface
 	groupErr   error
+	listErr    error                           // why the kernel does not list its groups
 	wire       func(name string, frame []byte) // to others; nil: nobody is there
 }
 
@@ -124,6 +126,7 @@ func newWorld(t testing.TB, change func(*Options), interfaces ...netstate.Interf
 		Registry:   w.registry,
 		Listen:     w.listen,
 		Groups:     func() (GroupSocket, error) { return &groups{w: w, joined: map[string]bool{}}, nil },
+		Joined:     w.joinedOn,
 		Keys:       keys("the cluster's"),
 	}
 	if change != nil {
@@ -286,6 +289,19 @@ func (g *groups) Close() error {
 		delete(g.w.joined, key)
 	}
 	return nil
+}
+
+// joinedOn returns the groups that are joined on an interface.
+func (w *world) joinedOn(index int) (map[netip.Addr]bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	groups := map[netip.Addr]bool{}
+	for key := range w.joined {
+		if group, ok := strings.CutPrefix(key, fmt.Sprint(index, " ")); ok {
+			groups[netip.MustParseAddr(group)] = true
+		}
+	}
+	return groups, w.listErr
 }
 
 // groups returns the groups that are joined, each after the index of its

@@ -85,6 +85,9 @@ type Options struct {
 	Received func(index int) (uint64, error)
 	// Groups opens sockets that join multicast groups. Nil: OpenGroups.
 	Groups func() (GroupSocket, error)
+	// Joined returns the multicast groups that the kernel has joined on the interface of that index. Nil: it is not
+	// known, and a group that the kernel forgets is not joined again.
+	Joined func(index int) (map[netip.Addr]bool, error)
 }
 
 // Announcer is the layer-2 announcer: a task with one verb, Set.
@@ -400,10 +403,7 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 
 // demand adds a responder for these VIPs on an interface. ip is the one that has its IP addresses.
 func (a *Announcer) demand(p wire.Protocol, i, ip netstate.Interface, vips map[netip.Addr]segment.VIP) {
-	key := responderKey{p, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index, 0}
-	if p == (wire.NDP{}) {
-		key.shrunk = ip.Shrunk
-	}
+	key := responderKey{p, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
 	if err := fit(p, ip); err != nil {
 		a.unfit[key] = err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,18 +61,25 @@ func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
 	return groups
 }
 
+// checkGroups is how often a responder looks whether the kernel is still in its groups. Where IPv6 starts anew on an
+// interface, as after an MTU below 1280, the kernel forgets them. Who joined before, and leaves later, even takes them
+// from who has joined since. Older kernels notify of neither.
+const checkGroups = 5 * time.Second
+
 // join keeps the responder in the groups of its VIPs until ctx ends. It is a task of its own because the
 // kernel may make it wait for others that configure interfaces.
 func (r *responder) join(ctx context.Context) error {
-	g := joinedGroups{index: r.key.ip, open: r.groups, joined: map[netip.Addr]GroupSocket{}}
-	defer g.close()
+	defer r.groups.close()
+	check := time.NewTicker(checkGroups)
+	defer check.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.regroup:
+		case <-check.C:
 		}
-		if err := g.set(ctx, groupsOf(*r.vips.Load())); err != nil {
+		if err := r.groups.set(ctx, groupsOf(*r.vips.Load())); err != nil {
 			r.counters.groupErrors.Inc()
 			return fmt.Errorf("%w on interface %q: %w", errGroups, r.key.name, err)
 		}
@@ -82,16 +90,20 @@ func (r *responder) join(ctx context.Context) error {
 type joinedGroups struct {
 	index int
 	open  func() (GroupSocket, error)
+	// kernel returns the groups that the kernel is in. Nil: it is not known.
+	kernel func(index int) (map[netip.Addr]bool, error)
 	// sockets are several if there are many groups: the kernel limits the memory of a socket (sysctl
 	// net.core.optmem_max), to some 300 groups before Linux 6.7.
 	sockets []GroupSocket
 	joined  map[netip.Addr]GroupSocket
 }
 
-// set leaves the groups that are not wanted and joins those that are. It stops when ctx ends.
+// set leaves the groups that are not wanted, or that the kernel has forgotten, and joins those that are wanted. It stops
+// when ctx ends.
 func (g *joinedGroups) set(ctx context.Context, want map[netip.Addr]bool) error {
+	forgotten := g.forgotten()
 	for group, s := range g.joined {
-		if want[group] || ctx.Err() != nil {
+		if want[group] && !forgotten[group] || ctx.Err() != nil {
 			continue
 		}
 		if err := s.Leave(g.index, group); err != nil {
@@ -108,6 +120,19 @@ func (g *joinedGroups) set(ctx context.Context, want map[netip.Addr]bool) error 
 		}
 	}
 	return nil
+}
+
+// forgotten returns the joined groups that the kernel is not in. If it does not answer, it is asked again in a moment.
+func (g *joinedGroups) forgotten() map[netip.Addr]bool {
+	forgotten := map[netip.Addr]bool{}
+	if len(g.joined) == 0 || g.kernel == nil {
+		return forgotten
+	}
+	there, err := g.kernel(g.index)
+	for group := range g.joined {
+		forgotten[group] = err == nil && !there[group]
+	}
+	return forgotten
 }
 
 // join joins a group by the first socket that has room.

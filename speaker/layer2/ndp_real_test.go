@@ -398,6 +398,12 @@ func TestGroupsAfterASmallMTU(t *testing.T) {
 		return slices.Equal(ip, []string{"ff02::1:ff00:100"}) && slices.Equal(card, []string{"3333ff000100"})
 	}
 	eventually(t, "joined", joined)
+	var eth0 *net.Interface
+	var before GroupSocket
+	require.NoError(t, n.host.Do(func() (err error) { eth0, err = net.InterfaceByName("eth0"); return err }))
+	require.NoError(t, n.host.Do(func() (err error) { before, err = OpenGroups(); return err }))
+	defer before.Close()
+	require.NoError(t, before.Join(eth0.Index, wire.SolicitedNode(vip6)))
 	for range 5 {
 		c := n.host.Command(t.Context(), "ip", "-batch", "-")
 		c.Stdin = strings.NewReader("link set eth0 mtu 1000\nlink set eth0 mtu 1500\n")
@@ -405,6 +411,9 @@ func TestGroupsAfterASmallMTU(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 		eventually(t, "joined again", joined)
 	}
+	// A socket that joined before leaves the group for all.
+	require.NoError(t, before.Leave(eth0.Index, wire.SolicitedNode(vip6)))
+	eventually(t, "joined after another socket left", joined)
 	resolve(t, client, vip6)
 	eventually(t, "resolved", func() bool { hw, _ := neighbour(t, client, vip6); return hw == n.mac("eth0").String() })
 }

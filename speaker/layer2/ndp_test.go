@@ -322,6 +322,34 @@ func TestGroups(t *testing.T) {
 	}, eth(1, "eth0"), eth(2, "eth1"))
 }
 
+// Groups that the kernel has forgotten are joined again: at once if the interfaces change, and else soon.
+func TestForgottenGroups(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		forget := func(listErr error) {
+			w.mu.Lock()
+			clear(w.joined)
+			w.listErr = listErr
+			w.mu.Unlock()
+		}
+		joined := []string{"1 ff02::1:ff00:100", "1 ff02::1:ff00:101"}
+		w.set(everywhere(vip6, vip6B))
+		forget(nil)
+		w.become(eth(1, "eth0"))
+		assert.Equal(t, joined, w.groups(), "at once")
+		forget(nil)
+		w.after(checkGroups)
+		assert.Equal(t, joined, w.groups(), "soon")
+		forget(unix.EIO)
+		w.after(checkGroups)
+		assert.Empty(t, w.groups(), "nobody knows")
+		forget(nil)
+		w.after(checkGroups)
+		assert.Equal(t, joined, w.groups(), "asked again")
+		assert.Zero(t, testutil.ToFloat64(w.metrics.errors.WithLabelValues("join", "eth0", "IPv6")))
+	}, eth(1, "eth0"))
+}
+
 // An interface whose groups cannot be joined is an error of IPv6 alone, even
 // where the kernel has no IPv6, and is tried again.
 func TestGroupsFail(t *testing.T) {

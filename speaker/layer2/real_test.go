@@ -55,6 +55,10 @@ func startNode(t testing.TB, h *testnet.Host, members Members) *node {
 			err = h.Do(func() error { s, err = OpenGroups(); return err })
 			return s, err
 		},
+		Joined: func(index int) (groups map[netip.Addr]bool, err error) {
+			err = h.Do(func() error { groups, err = netstate.Groups(index); return err })
+			return groups, err
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 2)

@@ -38,8 +38,6 @@ type responderKey struct {
 	// ip is the index of the interface on which the kernel receives the VIPs' packets: for a port of a
 	// bridge or bond, the index of its master.
 	ip int
-	// shrunk is how often the kernel has forgotten the multicast groups. For ARP it is 0.
-	shrunk int
 }
 
 func (k responderKey) enslaved() bool { return k.ip != k.index }
@@ -49,7 +47,7 @@ func (k responderKey) enslaved() bool { return k.ip != k.index }
 type responder struct {
 	key      responderKey
 	conn     net.PacketConn
-	groups   func() (GroupSocket, error)
+	groups   joinedGroups
 	received func(index int) (uint64, error)
 	opened   time.Time
 	counters counters
@@ -63,7 +61,7 @@ type responder struct {
 	alarm time.Time
 
 	vips atomic.Pointer[map[netip.Addr]segment.VIP]
-	// woken receives if something is due before alarm, regroup if the VIPs have changed.
+	// woken receives if something is due before alarm, regroup if the VIPs or the interfaces have changed.
 	woken, regroup chan struct{}
 
 	cancel context.CancelFunc
@@ -100,7 +98,8 @@ func (a *Announcer) newResponder(key responderKey, conn net.PacketConn) *respond
 	c := segment.Config{Protocol: key.protocol, Self: key.mac, Keys: a.options.Keys}
 	rand.Read(c.Secret[:]) //nolint:errcheck // never fails
 	r := &responder{
-		key: key, conn: conn, groups: a.options.Groups, received: a.options.Received, opened: time.Now(),
+		key: key, conn: conn, received: a.options.Received, opened: time.Now(),
+		groups:   joinedGroups{index: key.ip, open: a.options.Groups, kernel: a.options.Joined, joined: map[netip.Addr]GroupSocket{}},
 		counters: a.metrics.of(key), note: a.note,
 		owner: make(chan struct{}, 1), machine: segment.New(c, time.Now()),
 		woken: make(chan struct{}, 1), regroup: make(chan struct{}, 1), silent: make(chan struct{}),
@@ -137,12 +136,12 @@ func (r *responder) close() {
 
 // set replaces the VIPs of the responder. When it returns, nothing is sent for the others any more.
 func (r *responder) set(vips map[netip.Addr]segment.VIP) {
+	defer notify.Wake(r.regroup) // also with the same VIPs: the kernel may have forgotten their groups
 	if maps.Equal(*r.vips.Load(), vips) {
 		return
 	}
 	r.vips.Store(&vips)
 	r.step(segment.Assigned{VIPs: vips})
-	notify.Wake(r.regroup)
 }
 
 // receive hands frames to the machine until the socket is closed.

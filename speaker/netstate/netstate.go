@@ -4,6 +4,7 @@
 //	netstate.go  Watcher: the interfaces and their addresses
 //	gateways.go  GatewayWatcher: the default gateways
 //	nexthops.go  the addresses of an interface that routers can use as next hops
+//	groups.go    the multicast groups that the kernel has joined
 package netstate
 
 import (
@@ -42,9 +43,6 @@ type Interface struct {
 	// Loopback, Ethernet and NoARP are what runs on the link.
 	Loopback, Ethernet, NoARP bool
 	MTU                       int
-	// Shrunk is how often the MTU became too small for IPv6. The kernel forgets all that it had of IPv6 on the interface then,
-	// the multicast groups included.
-	Shrunk int
 	// Master is the index of the bridge, bond or VRF that the interface is
 	// enslaved to. Zero: none.
 	Master int
@@ -62,9 +60,6 @@ type Interfaces interface {
 	Changed() <-chan struct{}
 	Interfaces() []Interface
 }
-
-// minMTU6 is the least MTU of a link with IPv6 (RFC 8200).
-const minMTU6 = 1280
 
 // receiveBuffer holds the notifications of a burst (a node that starts a hundred pods) until we read them. An
 // overrun only costs a full resync.
@@ -158,11 +153,6 @@ func (w *Watcher) follow(ctx context.Context) (lost, err error) {
 	t, err := list(w.namespace)
 	if err != nil {
 		return nil, err
-	}
-	for _, old := range w.Interfaces() {
-		if i, there := t[old.Index]; there {
-			t[old.Index] = i.after(old)
-		}
 	}
 	w.publish(t)
 	for {
@@ -321,18 +311,8 @@ func (t table) link(u netlink.LinkUpdate) bool {
 		Addrs:        old.Addrs,
 		Tentative:    old.Tentative,
 	}
-	next = next.after(old)
 	t[a.Index] = next
 	return !reflect.DeepEqual(old, next)
-}
-
-// after returns the interface with what its state before adds.
-func (i Interface) after(old Interface) Interface {
-	i.Shrunk = old.Shrunk
-	if i.MTU < minMTU6 && old.MTU >= minMTU6 {
-		i.Shrunk++
-	}
-	return i
 }
 
 // addr applies a notification and reports whether it changed something.
