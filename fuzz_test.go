@@ -152,9 +152,8 @@ func TestParsersAreFuzzed(t *testing.T) {
 func (s source) code() []byte {
 	text := bytes.Clone(s.text)
 	for _, group := range s.file.Comments {
-		for i := s.fset.Position(group.Pos()).Offset; i < s.fset.Position(group.End()).Offset; i++ {
-			text[i] = ' '
-		}
+		from, to := s.fset.Position(group.Pos()).Offset, s.fset.Position(group.End()).Offset
+		copy(text[from:to], bytes.Repeat([]byte{' '}, to-from))
 	}
 	return text
 }
