@@ -83,8 +83,9 @@ func (d *describer) metrics(t *testing.T) map[string]described {
 	form := regexp.MustCompile(`^Desc\{fqName: "(\w+)", help: "(.*)", constLabels: \{\}, variableLabels: \{([\w,]*)\}\}$`)
 	all := map[string]described{}
 	for _, c := range d.collectors {
-		descs := make(chan *prometheus.Desc)
-		go func() { c.Describe(descs); close(descs) }()
+		descs := make(chan *prometheus.Desc, 1000) // no collector has more
+		c.Describe(descs)
+		close(descs)
 		for desc := range descs {
 			m := form.FindStringSubmatch(desc.String())
 			if m == nil {
