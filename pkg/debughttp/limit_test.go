@@ -139,7 +139,7 @@ func TestStrangersDoNotStarveScrapes(t *testing.T) {
 				for n := 0; ctx.Err() == nil; n++ {
 					from := netip.AddrFrom4([4]byte{203, 0, byte(n % 50), byte(i)})
 					assert.Error(t, d.Authorize(ctx, from, fmt.Sprintf("bad %d %d", i, n), "/metrics"))
-					time.Sleep(5 * time.Millisecond)
+					time.Sleep(20 * time.Millisecond)
 				}
 			}()
 		}
