@@ -23,25 +23,37 @@ type kept struct {
 	buffer  []byte
 }
 
-// keptBy looks the connections up in conntrack.
-func keptBy(f *family, r *ruleset) (*kept, error) {
-	k := newKept()
-	protocol := unix.AF_INET6
-	if f.length == 4 {
-		protocol = unix.AF_INET
+// keptBy looks the connections of the families that have rules up in conntrack. Each time the kernel goes through
+// all connections of the machine, so that both families are looked up at once.
+func keptBy(rules [2]*ruleset) (all [2]*kept, err error) {
+	family := unix.AF_UNSPEC
+	switch {
+	case rules[1] == nil:
+		family = unix.AF_INET
+	case rules[0] == nil:
+		family = unix.AF_INET6
 	}
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(protocol), Version: nl.NFNETLINK_V0})
-	err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		if c, ok := f.parseFlow(message); ok {
-			k.take(r, c)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(family), Version: nl.NFNETLINK_V0})
+	for i, r := range rules {
+		if r != nil {
+			all[i] = newKept()
+		}
+	}
+	err = request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		i := 0 // of the family, by which the message begins
+		if len(message) > 0 && message[0] == unix.AF_INET6 {
+			i = 1
+		}
+		if c, ok := shortcuts[i].parseFlow(message); ok && rules[i] != nil {
+			all[i].take(rules[i], c)
 		}
 		return true
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list conntrack: %w", err)
+		return [2]*kept{}, fmt.Errorf("list conntrack: %w", err)
 	}
-	return k, nil
+	return all, nil
 }
 
 func newKept() *kept { return &kept{of: map[string]map[string]bool{}, crowded: map[string]bool{}} }

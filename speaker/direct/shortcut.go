@@ -83,22 +83,22 @@ func (s *shortcut) extend(now time.Time, rules [2]*ruleset) (looked bool) {
 	if now.Before(s.nextLook) {
 		return false
 	}
-	var errs error
-	var took time.Duration
+	var without [2]*ruleset // the shortcut, or with connections kept that may have ended
 	for i, all := range rules {
-		if all == nil || s.have[i].covers(all) && (len(s.have[i].kept) == 0 || now.Before(s.nextKept)) {
-			continue
+		if all != nil && (!s.have[i].covers(all) || len(s.have[i].kept) > 0 && !now.Before(s.nextKept)) {
+			without[i], looked = all, true
 		}
-		start := time.Now()
-		kept, err := keptBy(shortcuts[i], all)
-		took += time.Since(start)
-		if err == nil {
-			err = s.give(i, all.shortcut(kept))
-		}
-		errs, looked = errors.Join(errs, err), true
 	}
 	if !looked {
 		return false
+	}
+	start := time.Now()
+	kept, errs := keptBy(without)
+	took := time.Since(start)
+	for i, kept := range kept {
+		if kept != nil {
+			errs = errors.Join(errs, s.give(i, rules[i].shortcut(kept)))
+		}
 	}
 	s.nextLook, s.nextKept = now.Add(min(keptInterval, lookFactor*took)), now.Add(keptInterval)
 	if errs != nil {

@@ -182,7 +182,7 @@ func BenchmarkKept(b *testing.B) {
 			return err
 		}
 		for b.Loop() {
-			if _, err := keptBy(shortcuts[0], newRuleset()); err != nil {
+			if _, err := keptBy([2]*ruleset{newRuleset()}); err != nil {
 				return err
 			}
 		}
