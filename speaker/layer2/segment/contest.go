@@ -120,13 +120,13 @@ func (b *beacons) wait(crowd int) time.Duration {
 
 // ask schedules a question to a speaker about a VIP, unless one is scheduled already.
 func (m *Machine) ask(p pending) {
-	if p.vip.challenged[p.to] {
+	if _, asked := p.vip.challenged[p.to]; asked {
 		return
 	}
 	if p.vip.challenged == nil {
 		p.vip.challenged = map[wire.MAC]bool{}
 	}
-	p.vip.challenged[p.to] = true
+	p.vip.challenged[p.to] = p.answered
 	m.queue.enter(p)
 }
 
@@ -136,8 +136,8 @@ func (m *Machine) askChallenged(p pending) [][]byte {
 	switch v := p.vip; {
 	case v.reason == Yielded && v.by == p.to:
 		return nil // it has answered
-	case p.asked == challenges && v.reason == Yielded:
-		return nil // to a third speaker; the silent one may have yielded to it, too
+	case p.asked == challenges && (v.reason == Yielded || p.answered):
+		return nil // to a third speaker, to which the silent one may have yielded, too; or that one had the VIP, and has given it up
 	case p.asked == challenges:
 		m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""})
 		m.defend(v, m.now)
@@ -165,6 +165,9 @@ func (c *Config) numbered(v *vip, n seal.Nonce) wire.Statement {
 
 // yield leaves the VIP to another speaker, and polls that speaker from then on.
 func (m *Machine) yield(v *vip, to wire.MAC) {
+	if _, asked := v.challenged[to]; asked {
+		v.challenged[to] = true
+	}
 	fresh := v.reason != Yielded
 	if v.reason, v.by, v.missed = Yielded, to, 0; !fresh {
 		return

@@ -64,13 +64,14 @@ func (m *Machine) frames(p pending) [][]byte {
 }
 
 // done notes that p is not pending any more.
-func (p pending) done() {
+func (p *pending) done() {
 	switch p.step {
 	case stepCorrection:
 		p.vip.correcting = false
 	case stepLag:
 		p.vip.lagging = false
 	case stepChallenge:
+		p.answered = p.vip.challenged[p.to]
 		delete(p.vip.challenged, p.to)
 	}
 }
@@ -108,6 +109,7 @@ type pending struct {
 	edition    int       // of the VIP when it was entered
 	to         wire.MAC  // the speaker that is asked
 	asked      int       // how often it was asked
+	answered   bool      // whether it has answered once
 }
 
 // queue has a line for each step. The first of a line is due first.

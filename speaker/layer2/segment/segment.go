@@ -204,7 +204,7 @@ type vip struct {
 	warned             time.Time // when a conflict was reported last
 	defended           time.Time // when it was last announced again because of a conflict, or is to be
 	// Another speaker has just claimed the VIP, and its claim is corrected soon (correcting), or it may be
-	// the next owner (lagging), or it is asked a question (challenged).
+	// the next owner (lagging), or it is asked a question (challenged; true: it has answered one).
 	correcting, lagging bool
 	challenged          map[wire.MAC]bool
 }

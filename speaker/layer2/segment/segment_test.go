@@ -217,6 +217,27 @@ func TestYieldedToWhoYields(t *testing.T) {
 	}
 }
 
+// Two speakers have the VIP in turn, and both answer the question whether they have it. When they have given it up the first one
+// is asked again, and its silence is no conflict.
+func TestWhoHasAnsweredMakesNoConflict(t *testing.T) {
+	t.Parallel()
+	l := newLAN(3, wire.ARP{})
+	l.assign(0, map[netip.Addr]VIP{vipA: {}})
+	for _, i := range []int{1, 2} {
+		l.pass(2 * crossing)
+		l.assign(3-i, nil)
+		l.assign(i, map[netip.Addr]VIP{vipA: {Home: true}})
+		l.pass(0)
+		require.Equal(t, State{Yielded, l.nodes[i].Self}, l.nodes[0].State(vipA))
+	}
+	l.assign(2, map[netip.Addr]VIP{vipA: {Home: true, Leaving: true}})
+	l.pass(10 * time.Second)
+	require.Equal(t, []int{0}, l.answerers(vipA))
+	for _, n := range l.notes {
+		require.NotEqual(t, Conflict, n.Kind, "%+v", n)
+	}
+}
+
 // When a VIP moves by plan, a node answers for it at every moment, and both do for no longer
 // than a frame takes, whichever hears of the move first.
 func TestMoveByPlan(t *testing.T) {
