@@ -382,7 +382,19 @@ func (c *routeChecks) leaves(n *node, r *router, prefix netip.Prefix) bool {
 	s.Nodes = maps.Clone(s.Nodes)
 	s.Nodes[n.name] = at
 	_, is := plan.Make(n.name, s).BGP.Routes[prefix][r.name]
-	return is && c.api.upToDate(n.name)
+	return is && c.api.upToDate(n.name) && !c.edited(prefix)
+}
+
+// edited reports whether a user has just written a Service with an address of the prefix, which may have had none for a moment.
+func (c *routeChecks) edited(prefix netip.Prefix) bool {
+	for vip, names := range c.World.checks.book.holders {
+		for _, name := range names {
+			if at, edited := c.World.checks.book.edited[name]; edited && prefix.Contains(vip) && c.now-at < time.Second {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // atTheEnd: routers have what they should have, and it does not change.
