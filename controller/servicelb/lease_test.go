@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -279,6 +280,61 @@ func TestLostLeaseTakesTheAddressAwayAtOnce(t *testing.T) {
 	s.run()
 	s.has("web", "198.18.0.241", "True Allocated")
 	s.wantEvents("Normal Allocated default/web")
+}
+
+// The server leases an address to another Service before the object of the one that has lost it could be written. The other one
+// gets it when that has succeeded.
+func TestLeasedAddressIsNotGivenWhileAnotherServiceShowsIt(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	s.lessor.serves("eth1", "198.18.0.240")
+	s.creates("a")
+	l := s.machine()
+	s.lessor.ends("eth1", "198.18.0.240", "it is over")
+	clear(s.lessor.leased["eth1"])
+	states := func(of string) map[string]map[string]ledger.LeaseState {
+		lost := ledger.LeaseState{Lost: netip.MustParseAddr("198.18.0.240"), Err: errors.New("it is over")}
+		return map[string]map[string]ledger.LeaseState{"eth1": {"kubernetes/default/a": lost,
+			of: {Addr: netip.MustParseAddr("198.18.0.240")}}}
+	}
+	l.FollowLeases(states(""), s.clock)
+	b := s.server.get("default/a").DeepCopy()
+	b.Name, b.UID, b.Annotations, b.Status = "b", "b", nil, corev1.ServiceStatus{}
+	require.Empty(t, l.Ensure(b, nil, s.clock).Held)
+	_, due, _ := l.FollowLeases(states("kubernetes/default/b"), s.clock)
+	require.Contains(t, due, "default/b")
+	require.Empty(t, l.Ensure(b, nil, s.clock).Held, "the object of the other one shows it")
+	a := s.server.get("default/a")
+	v := l.Ensure(a, nil, s.clock)
+	require.Empty(t, v.Held)
+	l.Settle("default/a", string(a.UID), v.Held, s.clock)
+	require.True(t, l.Effects().Leases)
+	_, due, _ = l.FollowLeases(states("kubernetes/default/b"), s.clock)
+	require.Contains(t, due, "default/b")
+	require.Len(t, l.Ensure(b, nil, s.clock).Held, 1)
+}
+
+// A new controller asks for the address that a Service has, and the server has leased it to another Service since. That one gets it
+// as soon as the first one has another address.
+func TestLeasedAddressIsGivenWhenAnotherServiceLeavesIt(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	s.creates("a")
+	s.lessor.mute = true
+	s.restart()
+	s.run()
+	s.creates("b")
+	addr := netip.MustParseAddr("198.18.0.240")
+	s.lessor.states["eth1"]["kubernetes/default/b"] = ledger.LeaseState{Addr: addr}
+	s.lessor.leased["eth1"][addr] = "kubernetes/default/b"
+	s.lessor.notify()
+	s.run()
+	s.has("a", "198.18.0.240", "True Allocated")
+	s.lessor.mute = false
+	s.lessor.notify()
+	s.run()
+	s.has("a", "198.18.0.241", "True Allocated")
+	s.has("b", "198.18.0.240", "True Allocated")
 }
 
 func TestLeaseThatIsNotExtendedIsSaidBeforeItEnds(t *testing.T) {

@@ -78,7 +78,9 @@ type leasing struct {
 	held   *holdings
 	config *config.Config // nil until there is one
 	of     map[*account]*lessee
-	// losses wait to be reported. freed is set when a Service that had leases is gone.
+	// shown are addresses whose lease is over, by the Service whose object may still show them. Nobody else gets them.
+	shown map[netip.Addr]*account
+	// losses wait to be reported. freed is set when others may have a leased address that they could not have before.
 	losses []Loss
 	freed  bool
 	// work is set when clients or leases have to be followed.
@@ -98,7 +100,18 @@ func (l *leasing) close(a *account) {
 	if s := l.of[a]; s != nil && len(s.on()) > 0 {
 		l.freed, l.work = true, true
 	}
+	l.settle(a, nil)
 	delete(l.of, a)
+}
+
+// settle notes that the Service's object shows these addresses now.
+func (l *leasing) settle(a *account, shows []ipam.Held) {
+	for addr, by := range l.shown {
+		if by == a && !holds(shows, addr) {
+			delete(l.shown, addr)
+			l.freed, l.work = true, true
+		}
+	}
 }
 
 // restore gives the Service a lease that its object names, unless it has one there.
@@ -156,6 +169,18 @@ func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time
 		}
 	}
 	return due, changed
+}
+
+// unserved returns the Services that do not hold an address that is leased to them: another one may have had it.
+func (l *leasing) unserved() (names []string) {
+	for _, s := range l.lessees() {
+		for _, on := range s.on() {
+			if addr, leased := s.leased[on]; leased && !holds(l.held.Holds(s.owner.UID), addr) {
+				names = append(names, s.owner.Name)
+			}
+		}
+	}
+	return names
 }
 
 // unused reports whether a leased address is of no use any more.
@@ -229,6 +254,7 @@ func (l *leasing) end(s *lessee, on, why string, now time.Time) bool {
 			}
 		}
 		l.held.Revoke(addr, now)
+		l.shown[addr] = s.account
 		l.losses, l.work = append(l.losses, loss), true
 	}
 	return leased
@@ -262,7 +288,7 @@ func (l *leasing) addTo(setup *ipam.Setup) {
 		var free netipx.IPSetBuilder
 		for _, s := range lessees {
 			addr, leased := s.leased[p.DHCP.Interface]
-			if _, listed := l.config.PoolOf(addr); !leased || listed || taken[addr] {
+			if _, listed := l.config.PoolOf(addr); !leased || listed || taken[addr] || l.shown[addr] != nil && l.shown[addr] != s.account {
 				continue
 			}
 			taken[addr] = true
@@ -436,6 +462,7 @@ func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time
 	due, changed := l.leasing.follow(current, now)
 	if changed {
 		l.reconfigure(now)
+		due = append(due, l.leasing.unserved()...)
 	}
 	lost, l.leasing.losses = l.leasing.losses, nil
 	for _, loss := range lost {

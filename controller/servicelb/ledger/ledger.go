@@ -98,7 +98,7 @@ func New(scope kube.Scope) *Ledger {
 	return &Ledger{
 		scope: scope, dialects: compat.For(nil), edition: 1, accounts: accounts{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
-		leasing:   leasing{held: held, of: map[*account]*lessee{}},
+		leasing:   leasing{held: held, of: map[*account]*lessee{}, shown: map[netip.Addr]*account{}},
 		conflicts: conflicts{held: held, withheld: newWithheld(held)},
 		foreign:   foreigners{shown: map[string][]netip.Addr{}},
 	}
@@ -236,6 +236,7 @@ func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
 	if a := l.accounts.of(name, uid); a != nil {
 		freed := l.held.settle(a, shows, now)
 		l.leasing.work = l.leasing.work || len(freed) > 0
+		l.leasing.settle(a, shows)
 		l.noteFreed(freed, now)
 	}
 }
