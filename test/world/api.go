@@ -279,6 +279,9 @@ func (a *api) document(prefers, pools int) *config.Config {
 	if a.Segments > 1 {
 		all += dmz
 	}
+	if a.DHCP {
+		all += office
+	}
 	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + all +
 		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n" + a.routing.document(pools%len(poolsOf) != 1)
 	if a.Dual {
@@ -319,15 +322,19 @@ func (a *api) create(name string) {
 	if a.Segments > 1 && a.chance(50) {
 		svc.Annotations = map[string]string{annotation.AddressPool: "dmz"}
 	}
+	past := a.past
+	if a.DHCP && a.chance(50) {
+		svc.Annotations, past = map[string]string{annotation.AddressPool: "office"}, nil
+	}
 	if a.tempted != nil {
 		svc.Annotations = a.tempted()
 	}
 	if a.chance(30) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	}
-	if a.past != nil {
+	if past != nil {
 		svc.CreationTimestamp = metav1.NewTime(longAgo)
-		v := a.past.Ensure(svc, nil, longAgo)
+		v := past.Ensure(svc, nil, longAgo)
 		svc = patched(svc, servicelb.Patch(svc, &v, nil, metav1.NewTime(longAgo)))
 	}
 	a.put("pods/"+name, a.somePods())

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -26,6 +27,7 @@ type book struct {
 	freed    map[netip.Addr]release
 	// clocksOff is set when the clock of a controller has been set: then another one ends quarantines at another time.
 	clocksOff bool
+	dhcp      *dhcpServer // nil: there is none
 	// lies is set when a node has reported that other machines have VIPs.
 	lies bool
 }
@@ -43,8 +45,8 @@ const quarantined = 28 * time.Second
 // staleness is how long after an edit the controller may still decide on what was before.
 const staleness = 10 * time.Second
 
-func newBook() book {
-	return book{holders: map[netip.Addr][]string{}, showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
+func newBook(dhcp *dhcpServer) book {
+	return book{dhcp: dhcp, holders: map[netip.Addr][]string{}, showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
 		edited: map[string]time.Duration{}, earlier: map[string]time.Duration{}, agreed: map[string]time.Duration{},
 		asked: map[string]bool{}, freed: map[netip.Addr]release{}}
 }
@@ -95,7 +97,8 @@ func (b *book) remove(from map[netip.Addr][]string, addr netip.Addr, name string
 func (b *book) verify(name string, before, after *corev1.Service, now time.Duration) string {
 	wanted := b.asked[name] && (!unreadable(after) || now-b.earlier[name] < staleness)
 	for _, addr := range shown(before) {
-		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !wanted && !b.mayLeave(before, now) {
+		if !slices.Contains(shown(after), addr) && before.DeletionTimestamp == nil && !wanted && !b.mayLeave(before, now) &&
+			!b.dhcp.mayLose(name, addr) {
 			return fmt.Sprintf("loses %s, and nobody asked for that", addr)
 		}
 	}
@@ -103,7 +106,7 @@ func (b *book) verify(name string, before, after *corev1.Service, now time.Durat
 		if slices.Contains(shown(before), addr) {
 			continue
 		}
-		if ofOthers(addr) {
+		if !b.dhcp.mayGet(name, addr) {
 			return fmt.Sprintf("is given %s, which is not for it", addr)
 		}
 		for _, other := range b.showing[addr] {
@@ -112,11 +115,22 @@ func (b *book) verify(name string, before, after *corev1.Service, now time.Durat
 				return fmt.Sprintf("is given %s, which %s has", addr, other)
 			}
 		}
-		if r, ok := b.freed[addr]; ok && !b.clocksOff && len(b.showing[addr]) == 0 && r.by != name && now-r.at < quarantined {
+		r, ok := b.freed[addr]
+		if ok && !b.dhcp.leases(addr) && !b.clocksOff && len(b.showing[addr]) == 0 && r.by != name && now-r.at < quarantined {
 			return fmt.Sprintf("is given %s, which %s had %s ago", addr, r.by, now-r.at)
 		}
 	}
 	return ""
+}
+
+// waitsForLease reports whether a Service waits for a lease: a new leader writes on it that it does, and then why.
+func (b *book) waitsForLease() bool {
+	for _, svc := range b.services {
+		if svc.Annotations[annotation.AddressPool] == "office" && !answered(svc) {
+			return true
+		}
+	}
+	return false
 }
 
 // answered reports whether the Service has got what it asks for.
@@ -156,6 +170,11 @@ func (b *book) apart(a *api) string {
 	for _, addr := range slices.SortedFunc(maps.Keys(b.showing), netip.Addr.Compare) {
 		for _, name := range b.showing[addr] {
 			first := b.showing[addr][0]
+			if b.dhcp.leases(addr) {
+				if g, ok := b.dhcp.leasedTo(name, addr); !ok && g.until+leaseLength < b.dhcp.now { // see "Known and not mended" in found-by.md
+					return fmt.Sprintf("%s has %s, which is not leased to it", name, addr)
+				}
+			}
 			if key := shares(a.service(name)); name != first && (key == "" || key != shares(a.service(first))) {
 				return fmt.Sprintf("%s and %s have %s", first, name, addr)
 			}

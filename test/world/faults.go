@@ -13,7 +13,7 @@ import (
 // inflict begins a fault, and has it end.
 func (w *World) inflict(f Fault) {
 	w.record("-- %s", f)
-	if f.Kind >= Reboot {
+	if f.Kind >= Reboot && f.Kind < Unserved {
 		w.routing.inflict(f)
 		return
 	}
@@ -79,6 +79,8 @@ func (w *World) faultOf(f Fault) (end func()) {
 		return func() { n.set -= by }
 	case Power, Terminate, Flush, Owner:
 		return w.dataFault(f, n)
+	case Unserved, Range:
+		return w.dhcp.inflict(f)
 	}
 	return w.edit(f, n)
 }
@@ -113,8 +115,12 @@ func (w *World) serverFault(f Fault) (end func()) {
 		change(by, 1)
 		w.checks.hostile++
 		return func() {
+			longest := by // together with others
+			for _, c := range some {
+				longest = max(longest, w.api.lag[c])
+			}
 			change(-by, 0)
-			w.after(by+time.Second, func() { change(0, -1); w.checks.hostile-- }) // what is late still comes
+			w.after(longest+time.Second, func() { change(0, -1); w.checks.hostile-- }) // what is late still comes
 		}
 	case Server:
 		return w.api.leave(w.clients(f.Other)...)

@@ -35,18 +35,19 @@ type leading struct {
 	primed  bool
 	facts   *clusterfacts.Facts
 	book    records
-	due     map[string]bool // the Services that are to be looked at
-	writing map[string]bool // those with a write under way
-	failed  map[string]int  // how often the last writes failed in a row
-	works   bool            // a look is due
-	alarm   time.Duration   // when those that wait are looked at; zero: not set
+	due     map[string]bool    // the Services that are to be looked at
+	writing map[string]bool    // those with a write under way
+	failed  map[string]int     // how often the last writes failed in a row
+	lessees map[string]*lessee // the clients of the DHCP server, by identifier
+	works   bool               // a look is due
+	alarm   time.Duration      // when those that wait are looked at; zero: not set
 }
 
 // lead begins to work as the leader: the caches are filled, and nothing is given before.
 func (r *replica) lead() {
 	r.end()
 	r.leading = leading{ledger: ledger.New(scope), facts: &clusterfacts.Facts{}, book: records{of: map[string]quarantine.Record{}},
-		due: map[string]bool{}, writing: map[string]bool{}, failed: map[string]int{}}
+		due: map[string]bool{}, writing: map[string]bool{}, failed: map[string]int{}, lessees: map[string]*lessee{}}
 	r.working = true
 	life := r.life
 	r.watch = r.api.follow(r.name, func(key string) { r.changed(key) })
@@ -92,6 +93,7 @@ func (r *replica) prime() {
 		r.record("%s: has read what Services have", r.name)
 		r.work()
 		r.tryAgain((*ledger.Ledger).Waiting)
+		r.followLeases()
 	})
 }
 
@@ -117,6 +119,7 @@ func (r *replica) changed(key string) {
 			r.facts = facts
 		}
 		r.tryAgain((*ledger.Ledger).Waiting)
+		r.followLeases()
 	case kind == "service":
 		if svc := r.service(name); svc != nil {
 			r.ledger.SeeForeign(svc, false)
@@ -156,7 +159,11 @@ func (r *replica) work() {
 
 // follow tries Services that wait, if something became free.
 func (r *replica) follow() {
-	if r.ledger.Effects().Retry {
+	effects := r.ledger.Effects()
+	if effects.Leases {
+		r.followLeases()
+	}
+	if effects.Retry {
 		r.tryAgain((*ledger.Ledger).Retry)
 	}
 }

@@ -237,7 +237,7 @@ func (c *routeChecks) established(r *router, n *node) bool {
 func (c *routeChecks) lookAtVIP(r *router, vip netip.Addr) {
 	// Or it is not known yet that nobody is there who does, kube-proxy is late, or the router keeps routes for a restart: see
 	// docs/explanation/found-by.md.
-	served := false
+	served := c.edited(netip.PrefixFrom(vip, vip.BitLen()))
 	hops := r.hops(vip)
 	for _, n := range hops {
 		serves := c.serves(r, n, vip)
@@ -385,11 +385,15 @@ func (c *routeChecks) leaves(n *node, r *router, prefix netip.Prefix) bool {
 	return is && c.api.upToDate(n.name) && !c.edited(prefix)
 }
 
-// edited reports whether a user has just written a Service with an address of the prefix, which may have had none for a moment.
+// unseen is how long a node may take to go by what somebody has written.
+const unseen = 500 * time.Millisecond
+
+// edited reports whether a Service with an address of the prefix, or its pods, were written just now.
 func (c *routeChecks) edited(prefix netip.Prefix) bool {
-	for vip, names := range c.World.checks.book.holders {
-		for _, name := range names {
-			if at, edited := c.World.checks.book.edited[name]; edited && prefix.Contains(vip) && c.now-at < time.Second {
+	for i := len(c.api.history) - 1; i >= 0 && c.now-c.api.history[i].at < unseen; i-- {
+		_, name, _ := strings.Cut(c.api.history[i].key, "/")
+		for vip, holders := range c.World.checks.book.holders {
+			if prefix.Contains(vip) && slices.Contains(holders, name) {
 				return true
 			}
 		}

@@ -36,6 +36,8 @@ type Scenario struct {
 	// which nodes reach the API server, from 1 on; 0: another network. Both are the nodes on both segments, as bits.
 	Segments, Home, API int
 	Both                uint64
+	// DHCP is set if there is a pool that leases its addresses from a DHCP server.
+	DHCP bool
 	// Routers is how many routers nodes announce to.
 	Routers int
 	// Faults are in the order in which they begin.
@@ -105,6 +107,8 @@ var names = [kinds]string{"kill", "pause", "stop", "cable", "backbone", "switch"
 
 func (k Kind) String() string {
 	switch {
+	case k >= Unserved:
+		return leaseNames[k-Unserved]
 	case k >= Reboot:
 		return routerNames[k-Reboot]
 	case k >= Power:
@@ -182,6 +186,7 @@ func Draw(seed uint64) Scenario {
 	s.drawData()
 	s.drawRouters()
 	s.drawSegments()
+	s.drawLeases()
 	return s
 }
 
@@ -248,6 +253,9 @@ func (s Scenario) String() string {
 		s.Seed, s.Nodes, s.Services, s.Routers, s.Separate, s.Keep, s.Prefer, s.Refresh, s.Direct, s.Dual, s.Detector)
 	if s.Segments > 1 {
 		text += fmt.Sprintf("  two segments: home=%d api=%d both=%b\n", s.Home, s.API, s.Both&(1<<s.Nodes-1))
+	}
+	if s.DHCP {
+		text += "  a DHCP server\n"
 	}
 	for _, f := range s.Faults {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)

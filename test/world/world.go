@@ -28,6 +28,7 @@
 //	control.go   the replicas of the controller, and which of them leads
 //	leading.go   what the leader does, with its ledger
 //	requests.go  requests to the API server, which may be ill
+//	leases.go    a DHCP server, and what the leader has of its leases
 //	keyring.go   the key that speakers share is replaced
 //	hostile.go   tenants, and nodes that somebody has taken over
 //	clock.go     clocks drift, and are set
@@ -41,6 +42,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -79,7 +81,8 @@ type World struct {
 	control *control
 	checks  *checks
 	data    *dataPath
-	routing *routing // nil: there are no routers
+	routing *routing    // nil: there are no routers
+	dhcp    *dhcpServer // nil: there is none
 
 	services map[version]*plan.Service // see serviceIn
 }
@@ -88,6 +91,9 @@ type World struct {
 // which each line has its time, may be nil.
 func Run(s Scenario, story io.Writer) *Failure {
 	w := &World{Scenario: s, random: rand.New(rand.NewPCG(s.Seed, 1)), story: story, services: map[version]*plan.Service{}}
+	if s.DHCP {
+		w.dhcp = &dhcpServer{World: w, grants: map[netip.Addr]grant{}}
+	}
 	w.api, w.checks, w.data = newAPI(w), newChecks(w), newDataPath(w)
 	for i := range s.Segments {
 		w.lans = append(w.lans, newLAN(w, i))
