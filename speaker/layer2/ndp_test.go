@@ -334,6 +334,7 @@ func TestForgottenGroups(t *testing.T) {
 		}
 		joined := []string{"1 ff02::1:ff00:100", "1 ff02::1:ff00:101"}
 		w.set(everywhere(vip6, vip6B))
+		assert.Equal(t, joined, w.groups())
 		forget(nil)
 		w.become(eth(1, "eth0"))
 		assert.Equal(t, joined, w.groups(), "at once")
