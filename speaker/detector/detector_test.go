@@ -174,17 +174,32 @@ func TestPacketsHaveTheTimeOfTheirArrival(t *testing.T) {
 	c, err := net.Dial("udp", at.String())
 	require.NoError(t, err)
 	defer c.Close()
-	sent := time.Now()
-	_, err = c.Write([]byte("LoB1 a heartbeat"))
-	require.NoError(t, err)
-	time.Sleep(100 * time.Millisecond)
-	require.Equal(t, 1, s.beats.read())
+	now := readLate(t, s, func() {
+		_, err = c.Write([]byte("LoB1 a heartbeat"))
+		require.NoError(t, err)
+	})
 	assert.Equal(t, "LoB1 a heartbeat", string(s.beats.payload(0)))
 	assert.Equal(t, c.LocalAddr().String(), s.beats.source(0).String())
-	now := time.Now()
-	assert.WithinDuration(t, sent, s.beats.arrival(0, now), 50*time.Millisecond)
 	s.beats.before = s.beats.wall.Add(-10 * time.Millisecond)
 	assert.Equal(t, now.Add(-10*time.Millisecond), s.beats.arrival(0, now), "older than the read before")
+}
+
+// readLate sends a packet, reads it late, and checks that it has the time at which it came. It returns when it was read. The kernel
+// begins to stamp packets some time after the first socket wants that, and gives those before the time at which they are read.
+func readLate(t *testing.T, s *sockets, send func()) (now time.Time) {
+	t.Helper()
+	for range 100 {
+		sent := time.Now()
+		send()
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, 1, s.beats.read())
+		now = time.Now()
+		if s.beats.arrival(0, now).Sub(sent).Abs() < 50*time.Millisecond {
+			return now
+		}
+	}
+	require.Fail(t, "packets have the time at which they are read")
+	return now
 }
 
 // A kernel before 5.1 stamps packets, too. A filter of system calls stands in for one, on a thread that ends with the test.
@@ -215,11 +230,7 @@ func TestKernelsWithoutTheNewStamps(t *testing.T) {
 	<-done
 	require.NoError(t, err)
 	defer s.close()
-	sent := time.Now()
-	s.send(at, []byte("LoB1"))
-	time.Sleep(100 * time.Millisecond)
-	require.Equal(t, 1, s.beats.read())
-	assert.WithinDuration(t, sent, s.beats.arrival(0, time.Now()), 50*time.Millisecond)
+	readLate(t, s, func() { s.send(at, []byte("LoB1")) })
 }
 
 // Nothing is allocated for a packet that is read.
