@@ -20,7 +20,6 @@ import (
 // The wall clocks of nodes jump by an hour, one after the other, forward and back. No
 // VIP moves, no datagram is lost, and a node that is lost then is replaced as ever.
 func TestClockJumpsMoveNoVIP(t *testing.T) {
-	t.Parallel()
 	root, err := lab.Root()
 	require.NoError(t, err)
 	jumping, err := program.Builder{Root: root, Progress: t.Logf}.JumpingSpeaker(t.Context())

@@ -27,7 +27,6 @@ var inTheLab = strings.NewReplacer(
 )
 
 func TestTutorials(t *testing.T) {
-	t.Parallel()
 	progress := func(format string, args ...any) { t.Logf("lab: "+format, args...) }
 	cluster, err := lab.Up(t.Context(), lab.Options{Place: 1, Progress: progress})
 	if err != nil {
