@@ -77,6 +77,7 @@ PURE = . ./test/world ./pkg/config ./pkg/migrate ./ipam ./controller/servicelb/l
 	./speaker/detector/watch ./speaker/election ./speaker/layer2/seal ./speaker/layer2/segment ./speaker/membership/keys \
 	./speaker/plan ./speaker/snapshot
 UNIT = status=0; CGO_ENABLED=1 $(TEST) -race -p 3 -parallel 4 -timeout 60m $(ARGS) ./speaker/direct ./speaker/membership \
+		./speaker/layer2 ./speaker/bgp ./speaker/bfd ./controller/dhcp \
 		$$(go list ./... | grep -vxFf <(go list $(PURE))) || status=1; \
 	$(TEST) -timeout 60m $(ARGS) $(PURE) || status=1; exit $$status
 E2ETESTS = cd $(E2E); status=0; $(TEST) -timeout 90m $(ARGS) ./scenarios || status=1; \

@@ -99,6 +99,9 @@ var theirs = strings.NewReplacer(
 	"203.0.113.$i", "198.18.0.$((192 + i))",
 )
 
+// busy is what diagnose finds on a machine with more to do than it can: speakers were late, and nothing else is wrong.
+var busy = regexp.MustCompile(`^0 errors, \d+ warnings?, 0 unknown;.*\n\n(WARNING +heartbeats .*\n( .*\n)+\n)+ok: `)
+
 // installer is the reader.
 type installer struct {
 	*testing.T
@@ -149,10 +152,10 @@ func (i *installer) run(c command) (output string) {
 	defer cancel()
 	once := func() error {
 		raw, err := i.shell(ctx, c).CombinedOutput()
-		if output = string(raw); err != nil {
-			err = fmt.Errorf("%w: %s", err, raw)
+		if output = string(raw); err != nil && !(strings.HasPrefix(c.text, "lodestone diagnose") && busy.MatchString(output)) {
+			return fmt.Errorf("%w: %s", err, raw)
 		}
-		return err
+		return nil
 	}
 	err := error(nil)
 	if want := promise(c.text); want == nil {
