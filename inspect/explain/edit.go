@@ -14,7 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config/change"
 )
 
-// Edit is the story of an edit of the configuration.
+// Edit explains an edit of the configuration.
 type Edit struct {
 	// Edits are sentences about changes of the pools. Warnings are about what makes no sense in this cluster.
 	Edits    []string `json:"edits"`

@@ -16,7 +16,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Node is the story of a node.
+// Node explains a node.
 type Node struct {
 	Name string `json:"name"`
 	// Obstacles are sentences about what keeps it from every VIP.
@@ -51,7 +51,7 @@ type Owned struct {
 	Services []string   `json:"services"`
 }
 
-// OfNode returns the story of a node that is there.
+// OfNode explains a node that is there.
 func OfNode(o *cluster.Objects, name string) Node {
 	network := o.Network()
 	view, last := network.View(name), network.Reports[name]

@@ -15,7 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Peer is the story of a BGP peer.
+// Peer explains a BGP peer.
 type Peer struct {
 	Name string `json:"name"`
 	// Router, Detection and Nodes are sentences about where the router is, how
@@ -39,7 +39,7 @@ type PeerRoute struct {
 	Nodes  []string     `json:"nodes"`
 }
 
-// OfPeer returns the story of a peer of the configuration.
+// OfPeer explains a peer of the configuration.
 func OfPeer(o *cluster.Objects, of *config.Peer) Peer {
 	n := o.Network()
 	p := Peer{

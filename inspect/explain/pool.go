@@ -14,7 +14,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// Pool is the story of a pool.
+// Pool explains a pool.
 type Pool struct {
 	Name string `json:"name"`
 	// Addresses are the ranges that it hands out.
@@ -41,7 +41,7 @@ type Holder struct {
 	Addresses int    `json:"addresses"`
 }
 
-// OfPool returns the story of a pool of the configuration.
+// OfPool explains a pool of the configuration.
 func OfPool(o *cluster.Objects, of *config.Pool) Pool {
 	p := Pool{Name: of.Name, Draws: draws(of), Advertisements: advertisements(o.Config, of), ByOthers: o.Config.AnnouncedByOthers()}
 	for _, r := range of.Free.Ranges() {

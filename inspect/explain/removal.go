@@ -13,7 +13,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 )
 
-// Removal is the story of a node that leaves.
+// Removal explains a node that leaves.
 type Removal struct {
 	Node string             `json:"node"`
 	How  simulation.Removal `json:"how"`

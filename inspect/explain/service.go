@@ -15,7 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// Service is the story of a Service.
+// Service explains a Service.
 type Service struct {
 	// Name is "namespace/name".
 	Name string `json:"service"`
@@ -26,7 +26,7 @@ type Service struct {
 	// Asks and Has are sentences about what it asks for, and what it holds.
 	Asks []string `json:"asks,omitempty"`
 	Has  []string `json:"has,omitempty"`
-	// VIPs are the stories of the addresses that it has been given.
+	// VIPs explain the addresses that it has been given.
 	VIPs []VIP `json:"vips,omitempty"`
 	// Unwritten are sentences about those that nobody announces because the
 	// controller has not written them into the Service yet.
@@ -57,7 +57,7 @@ type Answer struct {
 	Message string      `json:"message,omitempty"`
 }
 
-// OfService returns the story of a Service that is there. cluster.ForAddresses has been read.
+// OfService explains a Service that is there. cluster.ForAddresses has been read.
 func OfService(o *cluster.Objects, svc *corev1.Service) Service {
 	story := o.Cluster().Explain(svc)
 	s := Service{Name: story.Service, Foreign: story.Foreign, Asks: story.Asks, Has: story.Has, Help: Help{story.Advice, story.Keys}}

@@ -3,7 +3,7 @@
 //
 // The files, from the outside in:
 //
-//	story.go       what all stories have: facts, and help by reason
+//	story.go       what all explanations have: facts, and help by reason
 //	service.go     a Service: its addresses, or why it has none
 //	vip.go         a VIP: who announces it, and why the others do not
 //	forwarding.go  which nodes keep its connections, with direct forwarding
@@ -30,7 +30,7 @@ type Story interface {
 	Troubled() bool
 }
 
-// Help is what helps against the reasons of a story.
+// Help is what helps against the reasons of an explanation.
 type Help struct {
 	// Advice are sentences.
 	Advice []string `json:"advice,omitempty"`

@@ -19,7 +19,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// VIP is the story of an address.
+// VIP explains an address.
 type VIP struct {
 	VIP netip.Addr `json:"vip"`
 	// Pool contains it; empty: none does.
@@ -66,7 +66,7 @@ type VIPNode struct {
 	Message string      `json:"message,omitempty"`
 }
 
-// OfVIP returns the story of an address.
+// OfVIP explains an address.
 func OfVIP(o *cluster.Objects, addr netip.Addr) VIP { return ofVIP(o, o.Network(), addr) }
 
 func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {

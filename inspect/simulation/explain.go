@@ -34,7 +34,7 @@ type Story struct {
 	Advice, Keys []string
 }
 
-// Explain returns the story of one Service of the cluster. Who announces what it holds is in a Network.
+// Explain explains one Service of the cluster. Who announces what it holds is in a Network.
 func (c *Cluster) Explain(svc *corev1.Service) Story {
 	s := Story{Service: ledger.NameOf(svc), Foreign: c.Scope.Foreign(svc)}
 	if s.Foreign != "" {

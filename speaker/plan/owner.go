@@ -74,9 +74,9 @@ func (s *scope) home(node string, addr netip.Addr, v vip) bool {
 	return s.whole.elect(addr, v.local) == node
 }
 
-// layer2 returns how the candidate announces VIPs, as far as the advertisements decide it: on the union of the
-// interfaces that those which select it name, or on all if one of them names none; on any segment if one of them says so; and
-// after the shortest of their refresh intervals.
+// layer2 returns how the candidate announces VIPs, by the advertisements that select it: on the union of their
+// interfaces, or on all if one of them names none; on any segment if one of them has anySegment; and after the shortest of
+// their refresh intervals.
 func (s *scope) layer2(node string) Layer2 {
 	c := s.candidates[node]
 	if c.layer2 != nil {

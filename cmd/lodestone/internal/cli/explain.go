@@ -34,7 +34,7 @@ type explainer struct {
 	names func(o *cluster.Objects) []string
 	// qualify returns the full name that the argument stands for. Nil: it is the full name.
 	qualify func(t *target, name string) (string, error)
-	// explain returns the story of the argument, and what of it could not be read.
+	// explain explains the argument. unread is what could not be read for that.
 	explain func(o *cluster.Objects, name string) (story explain.Story, unread []string, err error)
 	// needs is what has to be read for it; none: everything.
 	needs []string
