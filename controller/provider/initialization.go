@@ -19,7 +19,7 @@ import (
 
 // Initialization is which new nodes Lodestone initializes. The framework's controller of nodes gives them a
 // provider ID, addresses and labels, which it asks instances.InstanceMetadata for, and takes the taint
-// uninitialized away. A provider ID is for ever.
+// uninitialized away. A provider ID never changes.
 type Initialization string
 
 const (

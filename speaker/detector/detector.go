@@ -7,9 +7,9 @@
 //	alarm.go     a clock and a socket that Go's runtime waits for as one
 //	receive.go   reads many packets at once, with the times at which the kernel got them
 //
-// One goroutine does all, and neither another one nor an allocation is spent on a packet. It wakes once per interval, sends its
+// One goroutine does all, and a packet costs no other one and no allocation. It wakes once per interval, sends its
 // heartbeats and reads those of all others, which have waited in a socket of their own. All other packets are rare
-// and wake it at once. The kernel stamps packets when they arrive: a loop that is late itself wrongs nobody.
+// and wake it at once. The kernel stamps packets when they arrive: a loop that is late takes nobody for silent by that.
 package detector
 
 import (

@@ -1,10 +1,9 @@
 // Package membership knows which speakers are alive and ready to own VIPs.
 //
-// The speakers find out themselves who is alive, by memberlist, a SWIM protocol; no API server takes
-// part, and no clocks of two machines are compared. Which speaker is lost,
-// package detector finds out within 0.15 s by default; memberlist finds those out that only its packets
-// do not reach, and those of v0.1.0. The traffic is encrypted, and heartbeats are sealed, with a key that all
-// speakers share.
+// memberlist, a SWIM protocol, keeps the membership: without the API server, and without comparing the clocks of
+// machines. Package detector finds within 0.15 s by default which speaker is lost; memberlist finds those that
+// only its packets do not reach, and those of v0.1.0. The traffic is encrypted, and heartbeats are sealed, with a
+// key that all speakers share.
 //
 // The speakers find each other by Lease objects, one per speaker. Only addresses, keys and networks are
 // read from them. The files, each with a part of the Task:
