@@ -166,32 +166,46 @@ func (d *Director) Run(ctx context.Context) error {
 	d.reconcile()
 	close(d.ready)
 	defer d.line.End()
+	verifies, refreshes := every(verifyInterval), every(d.Guard/10)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	for verified, refreshed := time.Now(), time.Now(); ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case want := <-d.sets:
 			start := time.Now()
 			d.take(want)
-			select {
-			case <-ctx.Done():
-			case <-time.After(min(maxRest, restFactor*time.Since(start))):
-			}
+			rest(ctx, time.Since(start))
 		case now := <-tick.C:
-			if now.Sub(verified) >= verifyInterval {
-				refresh := now.Sub(refreshed) >= d.Guard/10
-				if verified = now; refresh {
-					refreshed = now
-				}
-				d.verify(refresh)
+			if verifies(now) {
+				d.verify(refreshes(now))
 			}
 			d.reconcile()
 			if d.shortcut.extend(now, d.have) {
 				d.publish()
 			}
 		}
+	}
+}
+
+// every returns a function that reports whether the interval has passed since it last did, at first since now.
+func every(interval time.Duration) (due func(now time.Time) bool) {
+	last := time.Now()
+	return func(now time.Time) bool {
+		if now.Sub(last) < interval {
+			return false
+		}
+		last = now
+		return true
+	}
+}
+
+// rest rests after a change that took so long.
+func rest(ctx context.Context, took time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(min(maxRest, restFactor*took)):
 	}
 }
 
