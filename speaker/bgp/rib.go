@@ -201,7 +201,7 @@ func (r *rib) refresh(is4 bool) {
 type batch struct {
 	withdraw []netip.Prefix
 	announce map[attributes][]netip.Prefix
-	// forbidden are the wanted prefixes that are not permitted.
+	// forbidden are the wanted prefixes that are not permitted, and were not withheld for that before.
 	forbidden []netip.Prefix
 }
 
@@ -211,27 +211,9 @@ func (r *rib) take(deny func(netip.Prefix) Withholding) batch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := batch{announce: map[attributes][]netip.Prefix{}}
-	avoided := map[attributes]attributes{}
 	for prefix, again := range r.pending {
-		now, is := r.want[prefix]
 		before, was := r.sent[prefix]
-		delete(r.withheld, prefix)
-		if is {
-			why := deny(prefix)
-			if r.permit != nil && !r.permit.ContainsPrefix(prefix) {
-				why = withheldForbidden
-				b.forbidden = append(b.forbidden, prefix)
-			}
-			if why != "" {
-				r.withheld[prefix], is = why, false
-			}
-		}
-		if is && r.draining {
-			if _, ok := avoided[now]; !ok {
-				avoided[now] = drained(now)
-			}
-			now = avoided[now]
-		}
+		now, is := r.offerLocked(prefix, deny, &b)
 		switch {
 		case is && (!was || again || now != before):
 			r.sent[prefix] = now
@@ -243,6 +225,31 @@ func (r *rib) take(deny func(netip.Prefix) Withholding) batch {
 	}
 	clear(r.pending)
 	return b
+}
+
+// offerLocked returns with which attributes the router is to have a prefix, if it is to have it. It records why a wanted
+// one is withheld.
+func (r *rib) offerLocked(prefix netip.Prefix, deny func(netip.Prefix) Withholding, b *batch) (a attributes, is bool) {
+	before := r.withheld[prefix]
+	delete(r.withheld, prefix)
+	if a, is = r.want[prefix]; !is {
+		return a, false
+	}
+	why := deny(prefix)
+	if r.permit != nil && !r.permit.ContainsPrefix(prefix) {
+		why = withheldForbidden
+		if before != why {
+			b.forbidden = append(b.forbidden, prefix)
+		}
+	}
+	switch {
+	case why != "":
+		r.withheld[prefix] = why
+		return a, false
+	case r.draining:
+		return drained(a), true
+	}
+	return a, true
 }
 
 // reject records that prefixes were not sent after all.

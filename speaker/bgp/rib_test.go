@@ -117,6 +117,23 @@ func TestRIBAgainstARouter(t *testing.T) {
 	})
 }
 
+// What is not permitted is reported once, however often the router asks for all routes.
+func TestForbiddenIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	r := newRIB("tor")
+	r.limit(permitting(vip4))
+	r.start()
+	forbidden := func() []netip.Prefix { return r.take(func(netip.Prefix) Withholding { return "" }).forbidden }
+	r.set(more4, plan.Route{"tor": {}})
+	require.Equal(t, []netip.Prefix{more4}, forbidden())
+	r.refresh(true)
+	require.Empty(t, forbidden())
+	r.limit(nil)
+	require.Empty(t, forbidden())
+	r.limit(permitting(vip4))
+	require.Equal(t, []netip.Prefix{more4}, forbidden())
+}
+
 // A prefix that replaces others is announced before they are withdrawn, and vice versa: a router has a route to each of their
 // addresses at every moment.
 func TestRoutesComeBeforeOthersGo(t *testing.T) {
