@@ -270,9 +270,13 @@ func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) er
 		if err != nil {
 			return err
 		}
-		err = onSocket(c, func(fd int) error { return setPasswords(fd, open.passwords, passwords) })
+		if err = onSocket(c, func(fd int) error { return setPasswords(fd, open.passwords, passwords) }); err != nil {
+			open.Close() // nobody knows which passwords it has: the next one begins without any
+			delete(l.open, local)
+			return err
+		}
 		open.passwords = passwords
-		return err
+		return nil
 	}
 	c := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return onSocket(c, func(fd int) error {

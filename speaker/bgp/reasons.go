@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
-	"syscall"
 	"unicode"
 
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
@@ -277,12 +277,15 @@ func brokenConnection(err error) *failure {
 
 // plain returns a network error without the addresses, whose ports differ at every attempt.
 func plain(err error) error {
-	var number syscall.Errno
-	if errors.As(err, &number) {
-		return number
-	}
-	if isTimeout(err) {
+	var call *os.SyscallError
+	var operation *net.OpError
+	switch {
+	case errors.As(err, &call):
+		return call.Err
+	case isTimeout(err):
 		return errors.New("no answer")
+	case errors.As(err, &operation):
+		return operation.Err
 	}
 	return err
 }

@@ -50,3 +50,19 @@ func TestStrangersAtTheBGPPort(t *testing.T) {
 	require.NoError(t, port.Close())
 	l.running.Wait()
 }
+
+// A password that cannot be set is an error each time, in words, and is not taken for set.
+func TestPasswordThatCannotBeSet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	l := newListeners(w.node.Do)
+	defer l.close()
+	right := map[netip.Addr]string{tor4: "secret"}
+	wrong := map[netip.Addr]string{tor4: "secret", tor6: "the kernel wants an IPv4 address here"}
+	require.NoError(t, l.listen(node4, right))
+	for range 2 {
+		require.ErrorContains(t, l.listen(node4, wrong), "set the TCP-MD5 password for 2001:db8::2: invalid argument")
+		require.Empty(t, l.open)
+	}
+	require.NoError(t, l.listen(node4, right))
+}
