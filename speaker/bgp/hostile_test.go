@@ -295,6 +295,7 @@ func TestHalfOpenConnection(t *testing.T) {
 	}
 	first = connect()
 	up = w.up("passive")
+	time.Sleep(time.Until(up.Since.Add(steady))) // from then on the session may be replaced
 	forget(t, first)
 	again := connect()
 	defer again.Close()
@@ -417,6 +418,48 @@ func TestFlappingRouter(t *testing.T) {
 	n := sessions.Load()
 	require.LessOrEqual(t, n, int64(7))
 	require.GreaterOrEqual(t, n, int64(4))
+}
+
+// A router that opens the connections itself gets no more sessions, whether it ends them or only begins others.
+func TestFlappingPassivePeer(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]bool{"ends its sessions": true, "begins others": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 1)
+			w.peer("tor", func(p *config.Peer) { p.Passive, p.ConnectRetry = true, 100*time.Millisecond })
+			w.start()
+			sessions, end := 0, time.Now().Add(5*time.Second)
+			connect := func() {
+				var conn net.Conn
+				err := w.tor.Do(func() (err error) {
+					conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(node4, 179).String(), time.Second)
+					return err
+				})
+				if err != nil {
+					return
+				}
+				t.Cleanup(func() { conn.Close() })
+				conn.Write(append(opened(t, 90), keepalive...))
+				conn.SetReadDeadline(end)
+				r := bufio.NewReader(conn)
+				for range 2 { // OPEN, KEEPALIVE
+					if _, err := readMessage(r); err != nil {
+						return
+					}
+				}
+				sessions++
+				if ends {
+					conn.Close()
+				}
+			}
+			for time.Now().Before(end) {
+				connect()
+			}
+			require.LessOrEqual(t, sessions, 8)
+			require.Positive(t, sessions)
+		})
+	}
 }
 
 // Neither side sends keepalives when one wants none.

@@ -74,31 +74,33 @@ func (s *session) run() {
 	}
 }
 
-// wait waits until an attempt may begin: nothing holds the session down, and the pause is over
-// or the router has connected. It returns false when the session is removed.
+// wait waits until an attempt may begin: nothing holds the session down, the pause is over, and a router that is to connect
+// has done so. One that connects before waits, too. It returns false when the session is removed.
 func (s *session) wait(pause time.Duration) (*incoming, bool) {
-	due := time.After(pause)
+	due, over := time.After(pause), false
 	for s.ctx.Err() == nil {
 		why := s.target.held()
-		ready, accepted := due, s.accepted
-		if why != nil {
+		var accepted chan *net.TCPConn
+		switch {
+		case why != nil:
 			s.fail(why)
-			ready, accepted = nil, nil
 			s.forgetConnections()
-		} else if s.next != nil {
+		case s.next != nil:
 			next := s.next
 			s.next = nil
 			return next, true
-		} else if s.target.Peer.Passive {
+		case over && !s.target.Peer.Passive:
+			return nil, true
+		case over:
 			s.step(Peer{State: Active, Address: s.target.Peer.Address})
-			ready = nil
+			accepted = s.accepted
 		}
 		select {
 		case <-s.ctx.Done():
 			return nil, false
 		case next := <-s.targets:
 			if s.take(next) != nil || why != nil {
-				due = time.After(0)
+				over = true
 				s.forgetConnections()
 			}
 		case conn := <-accepted:
@@ -106,8 +108,8 @@ func (s *session) wait(pause time.Duration) (*incoming, bool) {
 			return &incoming{conn: conn}, true
 		case open := <-s.collided():
 			s.conclude(open)
-		case <-ready:
-			return nil, true
+		case <-due:
+			over = true
 		}
 	}
 	return nil, false
@@ -129,6 +131,8 @@ func (s *session) attempt(from *incoming) time.Duration {
 		return s.pause(0)
 	}
 	go func() { ended <- s.runFSM(ctx, &fixed, from, ours) }()
+	var accepted chan *net.TCPConn
+	lasts := time.After(steady) // no router has its sessions replaced more often
 	for {
 		select {
 		case <-ctx.Done(): // we end it
@@ -140,7 +144,9 @@ func (s *session) attempt(from *incoming) time.Duration {
 				s.forgetConnections()
 				cancel(why)
 			}
-		case again := <-s.accepted:
+		case <-lasts:
+			accepted = s.accepted
+		case again := <-accepted:
 			s.collide(s.target, again)
 		case open := <-s.collided():
 			if s.conclude(open) {
