@@ -5,12 +5,12 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
+	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 )
 
@@ -37,7 +37,7 @@ Exits with 0 when all sessions are established and nothing is wrong with them, 2
 when not, and 3 when the cluster could not be read.`,
 		Example: `  lodestone bgp peers
   lodestone bgp peers --node n1 -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	node := cmd.Flags().String("node", "", "Only the sessions of this node.")
 	peer := cmd.Flags().String("peer", "", "Only the sessions with this peer.")
@@ -145,6 +145,9 @@ func peerNames(n *simulation.Network) []string {
 	return names
 }
 
+// named is how many names an error lists: a cluster may have thousands of nodes.
+const named = 20
+
 // among refuses a name that is not one of those that there are.
 func among(what, name string, names []string) error {
 	switch {
@@ -153,5 +156,5 @@ func among(what, name string, names []string) error {
 	case len(names) == 0:
 		return fmt.Errorf("there is no %s %q, nor any other", what, name)
 	}
-	return fmt.Errorf("there is no %s %q; there are: %s", what, name, strings.Join(names, ", "))
+	return fmt.Errorf("there is no %s %q; there are: %s", what, name, output.List(names, named))
 }

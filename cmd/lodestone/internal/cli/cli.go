@@ -130,6 +130,14 @@ func complain(out io.Writer, text string) {
 	}
 }
 
+// noArgs is cobra.NoArgs for a command that has no others: an argument is no unknown command.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no argument, and %q is one: see %[1]s --help", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
 // group returns a command that has others and does nothing itself.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -141,7 +149,7 @@ func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), "lodestone", buildinfo.Get())
 			return err

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -78,6 +79,9 @@ func TestWrongUsageExitsWith3(t *testing.T) {
 		"lodestone: unknown flag: --strict\n":                          {"validate", "--strict", "-"},
 		"lodestone: open no/such/file: no such file or directory":      {"validate", filepath.Join("no", "such", "file")},
 		"lodestone: read .: ": {"validate", "."},
+		"lodestone: lodestone plan takes no argument, and \"new.yaml\" is one: see lodestone plan --help\n": {"plan", "new.yaml"},
+		"lodestone: lodestone bgp peers takes no argument, and \"tor-a\" is one":                            {"bgp", "peers", "tor-a"},
+		"lodestone: unknown command \"peer\" for \"lodestone bgp\"":                                         {"bgp", "peer"},
 	} {
 		code, out, err := run(t, "", args...)
 		assert.Equal(t, ExitFailed, code, "%q", args)
@@ -89,6 +93,18 @@ func TestWrongUsageExitsWith3(t *testing.T) {
 	code := Run([]string{"validate", "-"}, Streams{In: iotest.ErrReader(errors.New("broken pipe")), Out: &out, Err: &errs})
 	assert.Equal(t, ExitFailed, code)
 	assert.Equal(t, "lodestone: read stdin: broken pipe\n", errs.String())
+}
+
+// A wrong name in a cluster of thousands of nodes does not print them all.
+func TestWrongNameListsSome(t *testing.T) {
+	var names []string
+	for i := range 5000 {
+		names = append(names, fmt.Sprintf("n%04d", i))
+	}
+	require.NoError(t, among("node", "n4999", names))
+	assert.ErrorContains(t, among("node", "m1", names), "there is no node \"m1\"; there are: n0000, n0001, ")
+	assert.ErrorContains(t, among("node", "m1", names), "n0019 and 4980 more")
+	assert.EqualError(t, among("node", "m1", names[:2]), `there is no node "m1"; there are: n0000, n0001`)
 }
 
 func TestVersion(t *testing.T) {

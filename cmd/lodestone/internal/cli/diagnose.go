@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,7 +50,7 @@ found out, which the findings marked UNKNOWN name.`,
   lodestone diagnose --active
   lodestone diagnose --active --bundle ticket.tar.gz
   lodestone diagnose -o json | jq '.findings[] | select(.severity != "ok")'`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	active := cmd.Flags().Bool("active", false, "Have the nodes probe the network.")
 	bundle := cmd.Flags().String("bundle", "", "Write an archive for a ticket to this file, which must not exist.")
@@ -62,6 +63,9 @@ found out, which the findings marked UNKNOWN name.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if _, err := os.Lstat(*bundle); err == nil {
 			return fmt.Errorf("%s is there already: name another file for the archive", *bundle)
+		}
+		if _, err := os.Stat(filepath.Dir(*bundle)); err != nil { // a diagnosis takes minutes
+			return fmt.Errorf("no place for the archive: %w", err)
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), diagnoseTimeout)
 		defer cancel()

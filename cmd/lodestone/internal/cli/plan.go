@@ -32,7 +32,7 @@ own configuration is invalid, or there is none, each address that Services have 
 the new one has in no pool counts as stranded.`,
 		Example: `  lodestone plan --config new.yaml
   lodestone plan --config new.yaml -o json | jq .moved`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	file := cmd.Flags().String("config", "", `The new configuration, or manifests with the ConfigMap that has it; "-" is the standard input.`)
 	all := cmd.Flags().Bool("all", false, "List also the Services that nothing changes for.")

@@ -81,7 +81,7 @@ With --watch it draws until it is interrupted.`,
 		Example: `  lodestone status
   lodestone status --watch
   lodestone status -o json | jq .warnings`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	a := answerFlags(cmd, s)
 	watch := cmd.Flags().BoolP("watch", "w", false, "Draw again every "+redraw.String()+".")
@@ -172,7 +172,7 @@ has: to list pods, to forward ports to them, and to create tokens of that accoun
 Exits with 3 when the dashboard may not be seen, or cannot be reached.`,
 		Example: `  lodestone dashboard
   lodestone dashboard --port 8080 --context prod`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	port := cmd.Flags().Uint16("port", 0, "Port of the loopback interface. 0: any that is free.")
 	t := targetFlags(cmd, s)
