@@ -87,9 +87,11 @@ func (w *World) reach() {
 				delay = join
 			}
 			w.after(delay+w.upTo(spread), func() {
-				if n.life == life && n.talks() && n.meets(o) != n.view[o.id].alive {
-					n.see(o, !n.view[o.id].alive)
+				if n.life != life || !n.talks() || n.meets(o) == n.view[o.id].alive {
+					return
 				}
+				n.see(o, !n.view[o.id].alive)
+				n.contradict(o)
 			})
 		}
 	}
@@ -217,6 +219,13 @@ func (n *node) publish() {
 		if o != n {
 			n.deliver(o, n.life)
 		}
+	}
+}
+
+// contradict has another speaker that was paused or cut off hear what this one publishes, and not an earlier one of its node.
+func (n *node) contradict(o *node) {
+	if p := o.view[n.id]; n.talks() && p.alive && p.metadata != n.published {
+		n.deliver(o, n.life)
 	}
 }
 

@@ -316,6 +316,11 @@ func (n *node) goOn() {
 		n.decides = false
 		n.wake()
 	}
+	for _, o := range n.nodes { // their gossip waits in the socket
+		if o != n {
+			o.contradict(n)
+		}
+	}
 	n.reach()
 }
 

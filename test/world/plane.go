@@ -33,6 +33,7 @@ type plane struct {
 	neighbours map[int]*arpEntry
 	absent     absence
 	apart      time.Duration // since when some other node with power does not hear it; never: all do
+	gone       bool          // it was so for long, and its speaker is not heard by all yet
 }
 
 // flow is a connection, as both ends have it.
