@@ -123,14 +123,9 @@ func (b *book) verify(name string, before, after *corev1.Service, now time.Durat
 	return ""
 }
 
-// waitsForLease reports whether a Service waits for a lease: a new leader writes on it that it does, and then why.
-func (b *book) waitsForLease() bool {
-	for _, svc := range b.services {
-		if svc.Annotations[annotation.AddressPool] == "office" && !answered(svc) {
-			return true
-		}
-	}
-	return false
+// waitsForLease reports whether the Service waits for a lease: a new leader writes on it that it does, and then why.
+func waitsForLease(svc *corev1.Service) bool {
+	return svc.Annotations[annotation.AddressPool] == "office" && !answered(svc)
 }
 
 // answered reports whether the Service has got what it asks for.
@@ -171,7 +166,7 @@ func (b *book) apart(a *api) string {
 		for _, name := range b.showing[addr] {
 			first := b.showing[addr][0]
 			if b.dhcp.leases(addr) {
-				if g, ok := b.dhcp.leasedTo(name, addr); !ok && g.until+leaseLength < b.dhcp.now { // see "Known and not mended" in found-by.md
+				if _, ok := b.dhcp.leasedTo(name, addr); !ok && !b.dhcp.usedUp() { // see "Known and not mended" in found-by.md
 					return fmt.Sprintf("%s has %s, which is not leased to it", name, addr)
 				}
 			}

@@ -18,7 +18,7 @@ const (
 type control struct {
 	*World
 	replicas [2]*replica
-	writes   int // that they made to Services, all together
+	writes   int // that they made to Services, all together, without those that wait for a lease
 }
 
 // replica is a process of the controller: the real Term of its lease, and what client-go's election does around it. What

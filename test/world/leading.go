@@ -265,7 +265,9 @@ func (r *replica) patch(name string, svc *corev1.Service, patch []byte) answer {
 	case now.ResourceVersion != svc.ResourceVersion:
 		return conflict
 	}
-	r.control.writes++
+	if !waitsForLease(now) {
+		r.control.writes++
+	}
 	r.api.putService(name, patched(now, patch), ofController)
 	return fine
 }
