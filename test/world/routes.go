@@ -386,7 +386,7 @@ func (c *routeChecks) leaves(n *node, r *router, prefix netip.Prefix) bool {
 }
 
 // unseen is how long a node may take to go by what somebody has written.
-const unseen = 500 * time.Millisecond
+const unseen = 200 * time.Millisecond
 
 // edited reports whether a Service with an address of the prefix, or its pods, were written just now.
 func (c *routeChecks) edited(prefix netip.Prefix) bool {
