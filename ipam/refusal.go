@@ -70,7 +70,7 @@ func Reasons() reason.Texts[Reason] {
 			"an IPv4 prefix.", Cure: "Ask for another address, or change the pool's exclude or useFirstAndLast.",
 			Keys: []string{"pools[].exclude", "pools[].useFirstAndLast"}},
 		AddressForbidden: {Cause: "A pool contains the requested address, which something else uses: a node, a gateway or BGP peer, pods, " +
-			"or a Service of another load balancer.", Cure: "Ask for another address: this one is in use; the message says by what."},
+			"or a Service of another load balancer.", Cure: "Ask for another address: the message names what uses this one."},
 		AddressReserved: {Cause: "The configuration reserves the address for another Service.",
 			Cure: "Ask for another address, or change the configuration's reservations.", Keys: []string{"reservations"}},
 		AddressQuarantined: {Cause: "The requested address was another Service's until just now, and is in quarantine.",

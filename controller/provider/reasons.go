@@ -12,7 +12,7 @@ const ReasonNotInitialized EventReason = "NotInitialized"
 func EventReasons() reason.Texts[EventReason] {
 	return reason.Texts[EventReason]{
 		ReasonNotInitialized: {Cause: "Lodestone does not initialize the new node: another cloud controller manager is at work, which " +
-			"does, or something is missing; the message says what.",
+			"does, or something is missing, which the message names.",
 			Cure: "Follow the message. Which nodes Lodestone initializes is the chart's controller.nodeInitialization."},
 	}
 }

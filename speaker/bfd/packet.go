@@ -100,7 +100,7 @@ func Discards() reason.Texts[Discard] {
 			"than 255, as BIRD does (64); otherwise somebody forges packets from afar.",
 			Keys: []string{"peers[].multihop", "peers[].bfd.minimumTTL"}},
 		BadVersion:        {Cause: "The packet is not of version 1.", Cure: faulty},
-		BadLength:         {Cause: "The packet is shorter than it may be, or than its own length field says.", Cure: faulty},
+		BadLength:         {Cause: "The packet is shorter than it may be, or than its own length field demands.", Cure: faulty},
 		NoMultiplier:      {Cause: "The detect multiplier is 0.", Cure: faulty},
 		MultipointSet:     {Cause: "The multipoint bit is set.", Cure: faulty},
 		NoMyDiscriminator: {Cause: "The sender's discriminator is 0.", Cure: faulty},

@@ -297,7 +297,7 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "Add it to bgpPermit, or take the address out of the pools that are advertised by BGP.", Keys: []string{"bgpPermit"}},
 		NotOwner: {Cause: "Another node, which the message names, announces the VIP by layer 2.",
 			Cure: "Not a fault: one node answers for each VIP."},
-		AnnouncedByOthers: {Cause: "The configuration says advertisements: [], so that something else announces the VIPs.",
+		AnnouncedByOthers: {Cause: "The configuration has advertisements: [], so that something else announces the VIPs.",
 			Cure: "Not a fault if something does.", Keys: []string{"advertisements"}},
 		NoAdvertisement: {Cause: "No advertisement is for the pool.", Cure: "Add one, or name one in the pool's advertise.",
 			Keys: []string{"pools[].advertise"}},
@@ -314,7 +314,8 @@ func Reasons() reason.Texts[Reason] {
 		NotOnSegment: {Cause: "The node has no interface on the VIP's subnet, and others have.",
 			Cure: "Not a fault if another node announces it. If a router takes the VIP to the node all the same: anySegment in the advertisement.",
 			Keys: []string{"advertisements[].layer2.anySegment"}},
-		NodeExcluded: {Cause: "A label, or a taint that says so or is in the configuration's excludeTaints, takes the node out.",
+		NodeExcluded: {Cause: "A label excludes the node, or a taint: node.kubernetes.io/out-of-service, " +
+			"ToBeDeletedByClusterAutoscaler, or one of the configuration's excludeTaints.",
 			Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs. kubeadm sets it on nodes " +
 				"of the control plane: where there are no others, ignoreExcludeLabel in the configuration is for them.",
 			Keys: []string{"ignoreExcludeLabel", "excludeTaints"}},
@@ -322,7 +323,7 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "See to the network plugin on the node."},
 		LinkDown: {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier, or the one by which its speaker " +
 			"lost the others was, and it has not met them again.", Cure: "See to the cable, the switch port, or ip link on the node."},
-		LessPreferred: {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes says so.",
+		LessPreferred: {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes asks for it.",
 			Keys: []string{"advertisements[].layer2.preferredNodes"}},
 		SpeakerNotReady: {Cause: "The node's speaker is starting, does not run, has lost the others, or is cut off from the API server " +
 			"while others are not; or kube-proxy on the node is not healthy, and is on others.",
@@ -332,6 +333,6 @@ func Reasons() reason.Texts[Reason] {
 		NoPeer: {Cause: "The VIP is announced by BGP, and the nodeSelector of each peer leaves the node out.",
 			Cure: "Not a fault if other nodes announce it.", Keys: []string{"peers[].nodeSelector"}},
 		NoSession: {Cause: "The VIP is announced by BGP, and the node lacks something for its sessions with all peers.",
-			Cure: "The message says what it lacks; lodestone bgp peers shows it for all nodes."},
+			Cure: "The message names what it lacks; lodestone bgp peers shows it for all nodes."},
 	}
 }

@@ -36,7 +36,7 @@ func PodRefusals() reason.Texts[plan.PodRefusal] {
 			Keys: []string{"routes.mode"}},
 		CIDROfSegment: {Cause: "The pod CIDR overlaps a subnet of this node, or contains its address.",
 			Cure: "The networks of pods and nodes must not overlap: change one of them."},
-		NextHopIsSelf: {Cause: "The other node says that it has this node's address.", Cure: "Correct the Node's InternalIP."},
+		NextHopIsSelf: {Cause: "The other node reports this node's address as its own.", Cure: "Correct the Node's InternalIP."},
 		RoutedByOthers: {Cause: "Somebody else has a route to the same CIDR.",
 			Cure: "Decide who makes the routes, Lodestone or the other, and switch the other one off."},
 	}
@@ -171,7 +171,7 @@ func clash(prefix netip.Prefix, route plan.PodRoute, own netip.Addr, on string) 
 	switch {
 	case own == route.Via:
 		return problem{NextHopIsSelf,
-			fmt.Sprintf("node %s says that it has the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node,
+			fmt.Sprintf("node %s reports the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node,
 				route.Via, on)}
 	case prefix.Contains(own):
 		return problem{CIDROfSegment,

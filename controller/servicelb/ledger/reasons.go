@@ -59,7 +59,7 @@ func EventReasons() reason.Texts[EventReason] {
 		ReasonStranded: {Cause: "The Service keeps its address, which no pool gives any more after an edit of the configuration.",
 			Cure: "Have the Service move (" + moving + "), or put the address back into a pool.", Keys: []string{annotation.Renumber}},
 		ReasonLeaseOverdue: {Cause: "The DHCP server does not extend the lease of the address, which is withdrawn when the lease ends; the " +
-			"message says when.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
+			"message has the time.", Cure: "See to the DHCP server; the message has its answer, or that there is none."},
 		ReasonLeaseLost: {Cause: "A leased address was withdrawn because its lease is over, or its pool is gone.",
 			Cure: "The Service gets another address as soon as a pool gives one. See to the DHCP server."},
 		ReasonContested: {Cause: "Somebody else has overwritten the Service's status several times in a row.",
@@ -81,7 +81,7 @@ func Refusals() reason.Texts[ipam.Reason] {
 				"annotate the Service with " + annotation.Renumber + "=" + annotation.Renumbering +
 				", which gives it another one, unless it asks for this one.", Keys: []string{annotation.Renumber}},
 		LeasePending: {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.",
-			Cure: "Wait for the DHCP server, or see what it says in the Service's condition " + annotation.ConditionAllocated + ".",
+			Cure: "Wait for the DHCP server, or see its answer in the Service's condition " + annotation.ConditionAllocated + ".",
 			Keys: []string{"pools[].dhcp"}},
 	}
 }
