@@ -161,7 +161,7 @@ func readPodCIDR(node, text string, c *config.Config) *podCIDR {
 	}
 	switch a := p.prefix.Addr(); {
 	case err != nil:
-		p.refuse(CIDRInvalid, "node %s says that %.60q is its pod CIDR, which is not a prefix", p.node, p.text)
+		p.refuse(CIDRInvalid, "the pod CIDR %.60q of node %s is not a prefix", p.text, p.node)
 	case a.Is4In6():
 		p.refuse(CIDRInvalid, "the pod CIDR %s of node %s is an IPv4 prefix in IPv6 form", p.text, p.node)
 	case p.prefix.Bits() < minBits:
