@@ -96,7 +96,7 @@ func admit(want map[string]Session) (map[string]Session, error) {
 		err := s.validate()
 		for other, o := range possible {
 			if err == nil && s.overlaps(o) {
-				err = fmt.Errorf("packets cannot be told from those of peer %q", other)
+				err = fmt.Errorf("packets cannot be distinguished from those of peer %q", other)
 			}
 		}
 		if err != nil {

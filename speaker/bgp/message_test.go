@@ -286,10 +286,10 @@ func TestNotificationsInWords(t *testing.T) {
 	}{
 		{[]byte{2, 2}, "it expects another AS number of this node (bad peer AS) [NOTIFICATION 2/2]"},
 		{[]byte{4, 0}, "it did not hear this node within the hold time [NOTIFICATION 4/0]"},
-		{[]byte{6, 2, 4, 'w', 'o', 'r', 'k'}, `its administrator shut the session down [NOTIFICATION 6/2], saying "work"`},
+		{[]byte{6, 2, 4, 'w', 'o', 'r', 'k'}, `its administrator shut the session down [NOTIFICATION 6/2], with the message "work"`},
 		{[]byte{6, 4, 9, 'w'}, "its administrator reset the session [NOTIFICATION 6/4]"},
-		{[]byte{6, 2, 3, 'a', '\n', 0xff}, `its administrator shut the session down [NOTIFICATION 6/2], saying "a��"`},
-		{[]byte{6, 9, 6, 2, 2, 'h', 'i'}, `its administrator shut the session down [NOTIFICATION 6/2], saying "hi", hard reset [NOTIFICATION 6/9]`},
+		{[]byte{6, 2, 3, 'a', '\n', 0xff}, `its administrator shut the session down [NOTIFICATION 6/2], with the message "a��"`},
+		{[]byte{6, 9, 6, 2, 2, 'h', 'i'}, `its administrator shut the session down [NOTIFICATION 6/2], with the message "hi", hard reset [NOTIFICATION 6/9]`},
 		{[]byte{6, 9, 6, 9, 6, 9}, "hard reset [NOTIFICATION 6/9]"},
 		{[]byte{6, 10}, "its BFD session with this node went down [NOTIFICATION 6/10]"},
 		{[]byte{3, 11}, "UPDATE message error [NOTIFICATION 3/11]"},

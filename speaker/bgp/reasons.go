@@ -218,7 +218,7 @@ func notificationText(code, subcode uint8, data []byte) string {
 		}
 	case packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN, packet.BGP_ERROR_SUB_ADMINISTRATIVE_RESET:
 		if communication, _, ok := cut(data, 1); ok && len(communication) > 0 { // RFC 9003
-			return text + fmt.Sprintf(", saying %q", printable(communication))
+			return text + fmt.Sprintf(", with the message %q", printable(communication))
 		}
 	}
 	return text
