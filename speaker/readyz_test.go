@@ -20,8 +20,8 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 		"[203.0.113.77/33]}]\n"))
 	require.ErrorContains(t, err, "203.0.113.77/33", "the error quotes the document")
 	for want, before := range map[string]*config.Config{
-		"none that is valid: /status and the log say why":                       nil,
-		"in force, but the latest document is not: /status and the log say why": {Digest: "d1"},
+		"none that is valid: /status and the log have the reason":                       nil,
+		"in force, but the latest document is not: /status and the log have the reason": {Digest: "d1"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			s := newStory(t)

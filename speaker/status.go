@@ -29,11 +29,11 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	switch {
 	case current != nil && state.Err != nil:
 		config.Message = "in force, but the latest document is not: " + state.Err.Error()
-		config.Public = "in force, but the latest document is not: /status and the log say why"
+		config.Public = "in force, but the latest document is not: /status and the log have the reason"
 	case current != nil:
 		config.Message = "in force"
 	case state.Err != nil:
-		config.Message, config.Public = state.Err.Error(), "none that is valid: /status and the log say why"
+		config.Message, config.Public = state.Err.Error(), "none that is valid: /status and the log have the reason"
 	}
 	membership, dataPlane := diagnose.Condition{Name: "membership"}, diagnose.Condition{Name: "kube-proxy"}
 	membership.OK, membership.Message = s.Members.Joined()

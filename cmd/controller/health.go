@@ -45,7 +45,7 @@ func (p *process) checks() []diagnose.Condition {
 
 // whatIsWrong names where people find the error. The error itself is not shown, because it
 // quotes the configuration.
-const whatIsWrong = ": the log and the ConfigMap's Events say why"
+const whatIsWrong = ": the log and the ConfigMap's Events have the reason"
 
 func (p *process) configured() diagnose.Condition {
 	check := diagnose.Condition{Name: "configuration"}

@@ -47,7 +47,7 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 	_, state := p.config.Current()
 	require.ErrorContains(t, state.Err, "203.0.113.77/33", "the error quotes the document")
 	assert.Equal(t, "[+] lease: this process leads\n"+
-		"[-] configuration: nothing is allocated until there is a valid one: the log and the ConfigMap's Events say why\n"+
+		"[-] configuration: nothing is allocated until there is a valid one: the log and the ConfigMap's Events have the reason\n"+
 		"[-] services: what Services hold is being read; nothing is allocated before; still missing: "+missing(p)+"\n", readyz())
 	apply := func(document string) {
 		maps := p.client.CoreV1().ConfigMaps("ls")
@@ -65,7 +65,7 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 		}, 20*time.Second, time.Millisecond)
 	}
 	assert.Contains(t, readyz(),
-		"[+] configuration: the last good one is in force, the latest is not: the log and the ConfigMap's Events say why\n")
+		"[+] configuration: the last good one is in force, the latest is not: the log and the ConfigMap's Events have the reason\n")
 	close(p.election.ended)
 	assert.Equal(t, "[-] lease: lost; this process ends as soon as the API server answers\n", readyz())
 }
