@@ -212,7 +212,7 @@ func (a *answer) terms(p *dhcpv4.DHCPv4) error {
 	case a.addr == a.server:
 		return fmt.Errorf("%v is the server itself", a.addr)
 	case a.lease <= 0:
-		return errors.New("it does not say for how long (option 51)")
+		return errors.New("it has no valid lease time (option 51)")
 	}
 	if !p.Options.Has(dhcpv4.OptionSubnetMask) {
 		return nil
