@@ -127,7 +127,7 @@ func (r *routes) CreateRoute(_ context.Context, _, _ string, route *cloudprovide
 		return fmt.Errorf("node %s has no speaker, and so no routes to its pods: does the DaemonSet lodestone-speaker run there?",
 			route.TargetNode)
 	case !of.has(route.DestinationCIDR):
-		return fmt.Errorf("the speaker of node %s does not say that %s has routes: its log and /status have the reason", route.TargetNode,
+		return fmt.Errorf("the speaker of node %s does not report routes to %s: its log and /status have the reason", route.TargetNode,
 			route.DestinationCIDR)
 	}
 	return nil

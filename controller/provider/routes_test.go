@@ -195,7 +195,7 @@ func TestUpstreamRouteController(t *testing.T) {
 		r.pass()
 		r.wantNetwork("n1", corev1.ConditionFalse)
 		r.wantNetwork("n2", corev1.ConditionTrue)
-		r.wantEvent("n2", "the speaker of node n2 does not say that 10.244.2.0/24 has routes: its log and /status have the reason")
+		r.wantEvent("n2", "the speaker of node n2 does not report routes to 10.244.2.0/24: its log and /status have the reason")
 
 		r.reports("n1", "kernel", "10.244.1.0/24") // one family of two
 		r.reports("n2", "kernel", "10.244.2.0/24")
