@@ -204,7 +204,7 @@ func (c bgpCompiler) distance(r rawPeer, p *Peer) {
 	switch {
 	case !r.Multihop.present():
 	case r.TTLSecurity.present():
-		c.errorf(r.Multihop, "ttlSecurity says how far away the router may be, and allows for more than one hop: remove multihop")
+		c.errorf(r.Multihop, "ttlSecurity sets how far away the router may be, and allows for more than one hop: remove multihop")
 	case p.Interface != "" || p.Address.IsLinkLocalUnicast():
 		c.errorf(r.Multihop, "the router is on the segment, since its address is link-local: remove multihop")
 	case internal:

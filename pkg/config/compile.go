@@ -206,7 +206,7 @@ func (c compiler) nodes(raw []rawNode) []NodeRule {
 		rule.SystemUUID, _ = c.text(r.UUID, checkUUID)
 		switch {
 		case !r.Region.present() && !r.Zone.present() && !r.Gone.present():
-			c.errorf(r.At, "says nothing about its nodes: set region, zone or gone")
+			c.errorf(r.At, "changes nothing for its nodes: set region, zone or gone")
 		case rule.Gone && !r.UUID.present():
 			c.errorf(r.Gone, "set systemUUID, too, since another machine may get the name: it is "+
 				"status.nodeInfo.systemUUID of the Node")

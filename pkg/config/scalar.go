@@ -215,7 +215,7 @@ var (
 // checkTopology accepts label values that are not empty.
 func checkTopology(s string) error {
 	if s == "" {
-		return errors.New("says nothing: remove the key")
+		return errors.New("is empty: remove the key")
 	}
 	return checkLabelValue(s)
 }
