@@ -42,7 +42,7 @@ func KubeVIP(objects []Object) (*Result, error) {
 	if m.ranges != nil && len(m.settings) == 0 {
 		m.decidef(&Object{Kind: "DaemonSet", Name: "kube-vip"}, "",
 			"is not among the objects, nor are Pods of it, so that it is not known how it announces: give it, or add advertisements; "+
-				"without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... say")
+				"without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... name")
 	}
 	m.convertSettings()
 	if m.ranges != nil {

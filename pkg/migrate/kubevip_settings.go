@@ -84,7 +84,7 @@ var decisions = map[string]string{
 	"enable_service_security": "Lodestone does not drop what is sent to other ports of a VIP; nothing answers there but the node " +
 		"itself: see the firewall of the nodes",
 	"enable_node_labeling":  "Lodestone does not label nodes: see lodestone explain vip for who announces an address",
-	"enable_upnp":           "Lodestone does not talk to gateways by UPnP: forward the ports there",
+	"enable_upnp":           "Lodestone opens no ports of gateways by UPnP: forward the ports there",
 	"mirror_dest_interface": "Lodestone does not mirror traffic",
 	"bgp_sourceif": "the node's end of a session is an address: annotate the Nodes with lodestone.io/bgp-source-address if " +
 		"the one that the kernel chooses is wrong",
@@ -107,7 +107,7 @@ func (m *kubeVIP) readPod(o *Object, pod *corev1.PodSpec, field string) {
 		s := settings{object: o, field: fmt.Sprintf("%s.containers[%d]", field, i), values: map[string]string{}, nodes: nodesOf(pod)}
 		for _, e := range c.Env {
 			if s.values[e.Name] = e.Value; e.ValueFrom != nil && e.Name != "vip_nodename" {
-				m.decidef(o, s.field+".env["+e.Name+"]", "comes from elsewhere and is not looked at: add what it says to the configuration")
+				m.decidef(o, s.field+".env["+e.Name+"]", "comes from elsewhere and is not looked at: add its value to the configuration")
 			}
 		}
 		m.readArgs(&s, append(slices.Clone(c.Command), c.Args...))

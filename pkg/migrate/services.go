@@ -53,7 +53,7 @@ var unread = map[string]string{
 	"kube-vip.io/loadbalancerHostname": "Lodestone sends the DHCP server no host name of a Service: give the record in " +
 		"the DNS the address",
 	"kube-vip.io/ddns":                              "Lodestone registers no names: give the record in the DNS the address",
-	"kube-vip.io/forwardUPNP":                       "Lodestone does not talk to gateways by UPnP: forward the port there",
+	"kube-vip.io/forwardUPNP":                       "Lodestone opens no ports of gateways by UPnP: forward the port there",
 	"kube-vip.io/macvlanName":                       "Lodestone leases addresses without interfaces of their own",
 	"kube-vip.io/allow-reconcile-without-endpoints": "Lodestone withdraws the addresses of a Service without endpoints",
 	"kube-vip.io/hwaddr": "an address leased by kube-vip ends with it: Lodestone asks as another client, " +
