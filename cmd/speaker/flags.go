@@ -53,7 +53,7 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.namespace, "namespace", f.namespace, "namespace of Lodestone's own objects (environment: POD_NAMESPACE)")
 	set.StringVar(&f.configMap, "configmap", config.ConfigMapName, "ConfigMap with the configuration")
 	set.StringVar(&f.kubeconfig, "kubeconfig", "", "file that has how to reach the API server; empty: as a pod does")
-	set.Uint16Var(&f.port, "membership-port", membership.DefaultPort, "port that speakers talk to each other on, TCP and UDP")
+	set.Uint16Var(&f.port, "membership-port", membership.DefaultPort, "port on which speakers reach each other, TCP and UDP")
 	set.StringVar(&f.membershipKeyFile, "membership-key-file", "",
 		"file with the key that all speakers share, read again when it changes; empty: the environment variable LODESTONE_MEMBERSHIP_KEY")
 	set.StringVar(&f.listen, "listen", defaultListen, "address of /metrics, /status, /healthz and /readyz, always HTTPS")

@@ -148,7 +148,7 @@ func advertisements(c *config.Config, p *config.Pool) []string {
 }
 
 // byOthers is who announces where the configuration leaves it to something else.
-const byOthers = "others: the configuration says advertisements: []"
+const byOthers = "others: the configuration has advertisements: []"
 
 // Troubled implements Story.
 func (p Pool) Troubled() bool {

@@ -31,9 +31,9 @@ func TestSomethingElseAnnounces(t *testing.T) {
 	s.echo(2)
 	s.service("web")
 	vip, node := s.assigned("web"), s.Lab.Nodes()[1]
-	s.prints(0, []string{"explain", "vip", vip}, s.namespace+"/web", "others: the configuration says advertisements: []")
+	s.prints(0, []string{"explain", "vip", vip}, s.namespace+"/web", "others: the configuration has advertisements: []")
 	s.isSilent("web", node, "AnnouncedByOthers")
-	s.prints(0, []string{"explain", "pool", "routed"}, "others: the configuration says advertisements: []")
+	s.prints(0, []string{"explain", "pool", "routed"}, "others: the configuration has advertisements: []")
 	s.prints(0, []string{"status"}, "0 announced by nobody")
 	fromRouter := func() error {
 		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
