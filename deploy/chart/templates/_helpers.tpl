@@ -31,7 +31,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 
 {{/* Names of the Secrets with passwords of BGP peers, as JSON: those listed, and those that the
-configuration names. What is wrong with the configuration is for the controller to say. */}}
+configuration names. The controller reports what is wrong with the configuration. */}}
 {{- define "lodestone.passwordSecrets" -}}
 {{- $names := .Values.speaker.bgp.passwordSecrets }}
 {{- if not .Values.existingConfigMap }}
@@ -75,7 +75,7 @@ relabelings:
 {{- end }}
 
 {{/* Annotations of what exists for the time of a test; the argument is the order. A pod
-that has failed stays: its log says why. */}}
+that has failed stays: its log has the reason. */}}
 {{- define "lodestone.testHook" -}}
 helm.sh/hook: test
 helm.sh/hook-weight: {{ . | quote }}
