@@ -14,7 +14,7 @@ LDFLAGS   := -s -w -X $(BUILDINFO).version=$(VERSION) -X $(BUILDINFO).commit=$(C
 
 E2E     := test/e2e
 RELEASE := hack/release
-# The file of the key that signs a release. Empty: it stays unsigned, and says so.
+# The file of the key that signs a release. Empty: it stays unsigned, and the command prints that.
 KEY     ?=
 # What a release is for, as in linux/amd64,linux/arm64. Empty: all platforms.
 PLATFORMS ?=
@@ -33,7 +33,7 @@ BENCH   ?=
 # Further arguments of the test binaries: make e2e ARGS='-run TestFailover'.
 ARGS    ?=
 
-# The binaries say themselves what they were built from. Without the paths of this
+# The binaries carry what they were built from. Without the paths of this
 # folder they are the same everywhere, and all clones share one build cache.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath
 # Static binaries; and vet, build and the end-to-end tests share one build cache.

@@ -14,7 +14,7 @@ func main() {
 	seed := flag.Int64("seed", -1, "live through this seed alone, and print its story")
 	seeds := flag.Int("seeds", 1000, "how many seeds")
 	from := flag.Uint64("from", 1, "the first of them")
-	nodes := flag.Int("nodes", 0, "how many nodes each world has; 0: as the seed says")
+	nodes := flag.Int("nodes", 0, "how many nodes each world has; 0: drawn from the seed")
 	with := flag.String("with", "", "pass over seeds without a fault of this kind, by its name in a story")
 	first := flag.Bool("first", false, "end with the first seed that fails")
 	shrink := flag.Bool("shrink", false, "with -seed: make the failing scenario smaller first")

@@ -126,7 +126,7 @@ func (m *making) build(ctx context.Context, work string) (all []binary, _ error)
 func GoBuild(root, ldflags string) Builder {
 	return func(ctx context.Context, b Build) (*debug.BuildInfo, error) {
 		if ldflags == "" {
-			return nil, errors.New("no linker flags were given, which say a program its version: run make release")
+			return nil, errors.New("no linker flags were given, which give a program its version: run make release")
 		}
 		args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", b.Out, b.Package}
 		cmd := exec.CommandContext(ctx, "go", args...)
@@ -145,7 +145,7 @@ func GoBuild(root, ldflags string) Builder {
 // wherever it was built.
 func checkBuild(info *debug.BuildInfo, p Platform) error {
 	if info == nil {
-		return errors.New("the binary does not say how it was built")
+		return errors.New("the binary does not record how it was built")
 	}
 	settings := map[string]string{}
 	for _, s := range info.Settings {

@@ -108,7 +108,7 @@ func (m *making) writeChart() error {
 func (m *making) writeHub(place string) error {
 	text, err := os.ReadFile(filepath.Join(m.Root, hubFile))
 	if err != nil {
-		return fmt.Errorf("read what Artifact Hub is told: %w", err)
+		return fmt.Errorf("read the metadata for Artifact Hub: %w", err)
 	}
 	img, err := artifact{
 		config: []byte("{}"), configType: hubConfigType, layer: static.NewLayer(text, hubLayerType),

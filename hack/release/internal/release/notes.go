@@ -76,7 +76,7 @@ func sections(changelog string) (found []section) {
 func format(version, text string) (string, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
-		return "", errors.New("it says nothing of " + version + ": write what changes for users, under \"## Unreleased\"")
+		return "", errors.New("it has nothing about " + version + ": write what changes for users, under \"## Unreleased\"")
 	}
 	link := regexp.MustCompile(`\]\(([^):\s]+)\)`)
 	text = link.ReplaceAllStringFunc(text, func(found string) string {

@@ -406,14 +406,14 @@ func TestNotesAreTheSectionOfTheVersion(t *testing.T) {
 	_, err := notes(changelog, "v0.1.5")
 	require.ErrorContains(t, err, "there is no section for v0.1.5, and it is older than v0.3.0-rc.1")
 	_, err = notes("# Changelog\n\n## Unreleased\n\n## v0.1.0\n\n- one\n", "v0.2.0")
-	require.ErrorContains(t, err, "it says nothing of v0.2.0")
+	require.ErrorContains(t, err, "it has nothing about v0.2.0")
 }
 
 func TestABuildThatOthersWouldNotGetIsRefused(t *testing.T) {
 	t.Parallel()
 	p := Platform{"linux", "amd64"}
 	require.NoError(t, checkBuild(infoOf(p), p))
-	require.ErrorContains(t, checkBuild(nil, p), "does not say how it was built")
+	require.ErrorContains(t, checkBuild(nil, p), "does not record how it was built")
 	for _, s := range []debug.BuildSetting{
 		{Key: "vcs.revision", Value: "abc"}, {Key: "GOEXPERIMENT", Value: "x"}, {Key: "-trimpath", Value: "false"},
 		{Key: "CGO_ENABLED", Value: "1"}, {Key: "GOOS", Value: "darwin"}, {Key: "GOARCH", Value: "arm64"}, {Key: "-tags", Value: "long"},
