@@ -84,7 +84,7 @@ var parsed = map[string]struct {
 	"speaker/detector/receive.go": {none: "the kernel's socket addresses and timestamps, of fixed lengths"},
 	"speaker/direct/direct.go":    {none: "one number of the kernel's"},
 	"speaker/direct/ingress.go":   {none: "keys that this process has made"},
-	"speaker/direct/program.go":   {none: "keys that this process has made"},
+	"speaker/direct/simulated.go": {none: "keys that this process has made"},
 	// No others.
 	"cmd/lodestone/internal/cli/migrate.go": {none: "a document that the migration has just written"},
 	"cmd/speaker/flags.go":                  {none: "the operator's own flags"},

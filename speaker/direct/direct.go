@@ -9,19 +9,19 @@
 //
 // The files, from the outside in:
 //
-//	direct.go   Director, the task: keeps the rules in force
-//	machine.go  Machine: which rules are wanted
-//	drain.go    Services that were switched off, and are handed over for a while
-//	table.go    which node a flow belongs to, and where it may have belonged before
-//	absence.go  which nodes do not have a Service's rules yet
-//	nodes.go    which hosts on the segment are the cluster's nodes, and which of them answer
-//	rules.go    the rules for a packet
-//	shortcut.go which Services have packets handed over before conntrack, and when
-//	ingress.go  the rules for the shortcut
-//	kept.go     which connections this node keeps although the table has them at another node
-//	program.go  Simulated, a Director without a kernel
-//	kernel.go   changes the kernel's rules to the wanted ones
-//	status.go   the status, and metrics.go the metrics
+//	direct.go       Director, the task: keeps the rules in force
+//	machine.go      Machine: which rules are wanted
+//	switchedoff.go  Services that were switched off, whose connections are handed over for a while
+//	table.go        which node a flow belongs to, and where it may have belonged before
+//	absence.go      which nodes do not have a Service's rules yet
+//	nodes.go        which hosts on the segment are the cluster's nodes, and which of them answer
+//	rules.go        the rules for a packet
+//	shortcut.go     which Services have packets handed over before conntrack, and when
+//	ingress.go      the rules for the shortcut
+//	kept.go         which connections this node keeps although the table has them at another node
+//	simulated.go    Simulated, a Director without a kernel
+//	kernel.go       changes the kernel's rules to the wanted ones
+//	status.go       the status, and metrics.go the metrics
 package direct
 
 import (
@@ -251,6 +251,12 @@ func (d *Director) verify(refresh bool) {
 	}
 }
 
+// take takes over a plan and brings it into force.
+func (d *Director) take(want plan.Forwarding) {
+	d.set(want, time.Now())
+	d.reconcile()
+}
+
 // reconcile brings the rules into force.
 func (d *Director) reconcile() {
 	var err error
@@ -325,7 +331,7 @@ func (d *Director) apply() error {
 	}
 	if now := d.summarize(); now != d.logged {
 		d.logged = now
-		d.Log.Info("direct forwarding", "services", now.services, "draining", now.draining, "tables", now.tables,
+		d.Log.Info("direct forwarding", "services", now.services, "draining", now.switchedOff, "tables", now.tables,
 			"neighbours", now.neighbours, "closed", now.closed)
 	}
 	d.began, d.shortcut.began = true, true
@@ -334,8 +340,8 @@ func (d *Director) apply() error {
 
 // summary is the part of the rules that is logged.
 type summary struct {
-	services, draining, tables, neighbours int
-	closed                                 string // nodes that take no new connections of some Service
+	services, switchedOff, tables, neighbours int
+	closed                                    string // nodes that take no new connections of some Service
 }
 
 func (d *Director) summarize() summary {
@@ -358,7 +364,7 @@ func (d *Director) summarize() summary {
 			}
 		}
 	}
-	return summary{len(d.want.Services), len(d.draining), countTables(d.keys), reachable(d.nodes),
+	return summary{len(d.want.Services), len(d.switchedOff), countTables(d.keys), reachable(d.nodes),
 		strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
 }
 

@@ -375,14 +375,14 @@ func TestNodeThatWasCutOff(t *testing.T) {
 	require.NotZero(t, lived)
 }
 
-// However many Services are created and deleted, a bounded number of them drain.
-func TestFewServicesDrain(t *testing.T) {
+// However many Services are created and deleted, a bounded number of them is handed over.
+func TestFewSwitchedOffServices(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
 	want, none := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}, plan.Forwarding{}
 	all := some("n1")
 	two := []plan.Port{{Protocol: unix.IPPROTO_TCP, Number: 80}, {Protocol: unix.IPPROTO_TCP, Number: 81}}
-	for i := range maxDraining/2 + 1000 {
+	for i := range maxSwitchedOff/2 + 1000 {
 		want.Services[plan.LimitKey{VIP: vip4, Service: fmt.Sprint("many/", i)}] = plan.Direct{Ports: two, Backends: all}
 	}
 	for i := range 100 {
@@ -393,9 +393,9 @@ func TestFewServicesDrain(t *testing.T) {
 		d.take(none)
 		return d.err
 	}))
-	require.Len(t, d.draining, maxDraining/2)
+	require.Len(t, d.switchedOff, maxSwitchedOff/2)
 	of := func(namespace string) (n int) {
-		for key := range d.draining {
+		for key := range d.switchedOff {
 			if strings.HasPrefix(key.Service, namespace+"/") {
 				n++
 			}
@@ -466,7 +466,7 @@ func TestNamespacesShareTheTables(t *testing.T) {
 }
 
 // A Service that follows another one at its VIP and port gets its connections, although the
-// earlier one drains.
+// earlier one is switched off.
 func TestServiceThatFollowsAnother(t *testing.T) {
 	t.Parallel()
 	host, d := alone(t)
@@ -474,15 +474,15 @@ func TestServiceThatFollowsAnother(t *testing.T) {
 		return plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: name}: {Ports: web, Backends: backends}}}
 	}
 	require.NoError(t, host.Do(func() error {
-		for i := range 20 { // each leaves one that drains
+		for i := range 20 { // each leaves one that is switched off
 			d.take(named(fmt.Sprint(i), []plan.Backend{{Node: "n1", Open: 1 + i%7}}))
-			if s := d.have[0].services[serviceKey(vip4, 80)]; s.drains {
+			if s := d.have[0].services[serviceKey(vip4, 80)]; s.switchedOff {
 				t.Errorf("after %d: %+v", i, s)
 			}
 		}
 		return d.err
 	}))
-	require.Len(t, d.draining, 19)
+	require.Len(t, d.switchedOff, 19)
 }
 
 // A node whose speaker was not heard since a Service came has no rules for it, and would reset connections

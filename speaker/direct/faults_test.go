@@ -315,7 +315,7 @@ func TestIPVS(t *testing.T) {
 	n.Run("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other")
 	w.until(func() bool { return n.director.Status().Err != nil }, func() any { return n.log })
 	w.setOn("n1", nil) // without an error
-	require.Empty(t, n.director.View().Services, "nothing drains where nothing was handed over")
+	require.Empty(t, n.director.View().Services, "nothing is switched off where nothing was handed over")
 }
 
 // Rules that another program has changed are removed, too, if the node can have none from then on.

@@ -72,7 +72,7 @@ func FuzzParseFlow(f *testing.F) {
 
 // Parsed names of chains and keys of maps are the same when they are written again.
 func FuzzParseNames(f *testing.F) {
-	for _, s := range []steer{{}, {table: 1, buckets: 509, seed: 1 << 31, ring: 2, interfaces: "2-3"}, {byClient: true, drains: true}} {
+	for _, s := range []steer{{}, {table: 1, buckets: 509, seed: 1 << 31, ring: 2, interfaces: "2-3"}, {byClient: true, switchedOff: true}} {
 		f.Add(s.chain(), serviceKey(netip.MustParseAddr("203.0.113.1"), 80))
 	}
 	f.Add("steer-1-2-3", serviceKey(netip.MustParseAddr("2001:db8::1"), 443))

@@ -62,7 +62,7 @@ func newKept() *kept { return &kept{of: map[string]map[string]bool{}, crowded: m
 func (k *kept) take(r *ruleset, c flow) {
 	k.buffer = append(append(append(k.buffer[:0], c.vip...), c.port...), 0, 0)
 	s, ok := r.services[string(k.buffer)]
-	if ok && !s.drains && !k.crowded[string(k.buffer)] && r.tables[s.table].open[s.bucket(c)].device != 0 {
+	if ok && !s.switchedOff && !k.crowded[string(k.buffer)] && r.tables[s.table].open[s.bucket(c)].device != 0 {
 		k.add(string(k.buffer), string(c.key()))
 	}
 }

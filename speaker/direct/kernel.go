@@ -60,8 +60,8 @@ type steer struct {
 	ring int
 	// byClient is set if all connections of a client are in one bucket.
 	byClient bool
-	// drains is set if new connections stay here, as without a table.
-	drains bool
+	// switchedOff is set if new connections stay here, as without a table.
+	switchedOff bool
 	// interfaces are the interfaces that lead to nodes, as text, so that steers are comparable.
 	interfaces string
 }
@@ -107,7 +107,7 @@ func held(maps string) string             { return maps + "-held" }
 // chain returns the name of the chain, which has all fields of the steer.
 func (s steer) chain() string {
 	return fmt.Sprintf("steer-%d-%d-%d-%d%s%s-%s", s.table, s.buckets, s.seed, s.ring,
-		given(s.byClient, "-client"), given(s.drains, "-drains"), s.interfaces)
+		given(s.byClient, "-client"), given(s.switchedOff, "-drains"), s.interfaces)
 }
 
 // parseSteer returns the steer whose chain has that name. ok is not set if no steer has.
@@ -115,7 +115,7 @@ func parseSteer(chain string) (s steer, ok bool) {
 	fmt.Sscanf(chain, "steer-%d-%d-%d-%d", &s.table, &s.buckets, &s.seed, &s.ring) //nolint:errcheck // the name is compared below
 	rest := strings.TrimPrefix(chain, strings.TrimSuffix(s.chain(), "-"))
 	rest, s.byClient = strings.CutPrefix(rest, "-client")
-	rest, s.drains = strings.CutPrefix(rest, "-drains")
+	rest, s.switchedOff = strings.CutPrefix(rest, "-drains")
 	s.interfaces = strings.TrimPrefix(rest, "-")
 	return s, s.chain() == chain
 }

@@ -21,26 +21,26 @@ type Machine struct {
 	hold time.Duration
 	log  *slog.Logger
 
-	want     plan.Forwarding
-	nodes    map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
-	heard    map[segmentKey]time.Time // since when at least one other node is heard at any time
-	draining map[plan.LimitKey]draining
-	absences absences
-	have     [2]*ruleset             // by family: the rules that the kernel has
-	keys     [2]map[int]string       // from which backends their tables of buckets are made,
-	peered   [2]map[string]neighbour // and with which peers
-	there    [2]bool                 // the kernel has a table
-	without  [2]int                  // Services without a table of buckets, because there are too many
-	most     int                     // the largest number of buckets, see maxBuckets
-	stale    bool                    // other rules may have to be written
-	refused  error                   // why the node cannot have rules
+	want        plan.Forwarding
+	nodes       map[netip.Addr]*host     // the other nodes that are or were on a segment of this one
+	heard       map[segmentKey]time.Time // since when at least one other node is heard at any time
+	switchedOff map[plan.LimitKey]switchedOff
+	absences    absences
+	have        [2]*ruleset             // by family: the rules that the kernel has
+	keys        [2]map[int]string       // from which backends their tables of buckets are made,
+	peered      [2]map[string]neighbour // and with which peers
+	there       [2]bool                 // the kernel has a table
+	without     [2]int                  // Services without a table of buckets, because there are too many
+	most        int                     // the largest number of buckets, see maxBuckets
+	stale       bool                    // other rules may have to be written
+	refused     error                   // why the node cannot have rules
 }
 
 // Tables are tables of buckets by the backends that they are made from. Each is made once.
 type Tables map[string]*table
 
 func newMachine(o Options) *Machine {
-	return &Machine{node: o.Node, hold: o.Hold, log: o.Log, nodes: map[netip.Addr]*host{}, draining: map[plan.LimitKey]draining{},
+	return &Machine{node: o.Node, hold: o.Hold, log: o.Log, nodes: map[netip.Addr]*host{}, switchedOff: map[plan.LimitKey]switchedOff{},
 		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}}}
 }
 
@@ -50,8 +50,37 @@ func (m *Machine) begin(want plan.Forwarding, now time.Time) {
 	m.absences.follow(now, want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
 }
 
+// set takes over a plan. Services that are no longer in it are switched off, if there are rules for them.
+func (m *Machine) set(want plan.Forwarding, now time.Time) {
+	for key, before := range m.want.Services {
+		if _, ok := want.Services[key]; !ok && m.there != [2]bool{} {
+			m.switchedOff[key] = switchedOff{before, now.Add(switchedOffTime)}
+		}
+	}
+	m.absences.follow(now, want, m.forwarded)
+	for key := range want.Services {
+		delete(m.switchedOff, key)
+	}
+	m.boundSwitchedOff()
+	m.want, m.stale = want, true
+	maps.DeleteFunc(m.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
+		_, still := m.forwarded(key)
+		return !still
+	})
+}
+
+// forwarded returns a Service that is wanted or switched off.
+func (m *Machine) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
+	if of, known = m.want.Services[key]; !known {
+		var off switchedOff
+		off, known = m.switchedOff[key]
+		of = off.Direct
+	}
+	return of, known
+}
+
 // busy reports whether there is anything to forward.
-func (m *Machine) busy() bool { return len(m.want.Services)+len(m.draining) > 0 }
+func (m *Machine) busy() bool { return len(m.want.Services)+len(m.switchedOff) > 0 }
 
 // unheard reports whether some node has not answered yet.
 func (m *Machine) unheard() bool {
@@ -110,7 +139,7 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 }
 
 // byTable returns the family's Services by the backends that their tables are made from, and how many
-// buckets are left. If there is no room, Services that drain are left out in favour of wanted ones.
+// buckets are left. If there is no room, switched-off Services are left out in favour of wanted ones.
 func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[string][]service, room int) {
 	services, room = map[string][]service{}, m.most
 	// Most Services have the same backends.
@@ -120,7 +149,7 @@ func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[s
 		missed string // by nodes
 	}
 	known := map[backends]service{}
-	add := func(key plan.LimitKey, s plan.Direct, drains bool) {
+	add := func(key plan.LimitKey, s plan.Direct, off bool) {
 		if !f.has(key.VIP) {
 			return
 		}
@@ -132,21 +161,21 @@ func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[s
 			known[all] = same
 		}
 		if services[same.of] == nil {
-			if drains && room < sizeOf(s) {
+			if off && room < sizeOf(s) {
 				return
 			}
 			room -= sizeOf(s)
 		}
 		s.Backends = same.Backends
-		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, drains, same.of})
+		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, off, same.of})
 	}
 	for key, s := range m.want.Services {
 		add(key, s, false)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(m.draining), func(a, b plan.LimitKey) int {
+	for _, key := range slices.SortedFunc(maps.Keys(m.switchedOff), func(a, b plan.LimitKey) int {
 		return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service))
 	}) {
-		add(key, m.draining[key].Direct, true)
+		add(key, m.switchedOff[key].Direct, true)
 	}
 	return services, room
 }
@@ -172,11 +201,11 @@ func (r *ruleset) connect(peers map[string]neighbour) (interfaces string) {
 func (r *ruleset) serve(s service, table int, interfaces string) {
 	for _, p := range s.Ports {
 		key := serviceKey(s.vip, p.Number)
-		if _, has := r.services[key]; has && s.drains {
+		if _, has := r.services[key]; has && s.switchedOff {
 			continue // a later Service has this VIP and port
 		}
 		r.services[key] = served{steer{table, len(r.tables[table].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
-			s.ByClient, s.drains, interfaces}, s.name}
+			s.ByClient, s.switchedOff, interfaces}, s.name}
 	}
 }
 
@@ -185,8 +214,8 @@ type service struct {
 	vip  netip.Addr
 	name string
 	plan.Direct
-	drains bool
-	of     string // the backends that its table is made from
+	switchedOff bool
+	of          string // the backends that its table is made from
 }
 
 // setWithout records how many Services have no table, because there would be too many.

@@ -45,7 +45,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	flag := map[bool]int{true: 1}
 	gauge(failingDesc, flag[s.Err != nil])
 	gauge(servicesDesc, len(s.Want.Services), "forwarded")
-	gauge(servicesDesc, len(s.draining), "draining")
+	gauge(servicesDesc, len(s.switchedOff), "draining")
 	gauge(servicesDesc, s.Without, "without_table")
 	gauge(tablesDesc, s.Tables)
 	states := map[NeighbourState]int{}

@@ -662,7 +662,7 @@ func TestTooManyTables(t *testing.T) {
 	take := func(want plan.Forwarding) int {
 		require.NoError(t, host.Do(func() error {
 			d.take(want)
-			clear(d.draining)
+			clear(d.switchedOff)
 			d.take(want)
 			return d.err
 		}))

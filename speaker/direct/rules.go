@@ -225,7 +225,7 @@ var (
 //	hand over by @open                   to the node that takes new connections
 //	goto second                          which is this one
 //
-// While the table drains, a SYN is accepted before it is handed over.
+// If the Service is switched off, a SYN is accepted before it is handed over.
 //
 // A node without a speaker still hands on the segments that other nodes hand to it: otherwise it would
 // reset connections that they keep.
@@ -251,7 +251,7 @@ func (f *family) steer(s steer) [][]expr.Any {
 		join(f.misfits(true), second),
 		join(unguarded(), accept),
 	}
-	if s.drains {
+	if s.switchedOff {
 		rules = append(rules, join(flagsAre(syn, true), accept))
 	}
 	rules = append(rules, join(f.ttlIs(expr.CmpOpGt, highest), f.misfits(false), f.setTTL(highest)))

@@ -118,7 +118,7 @@ func (r *ruleset) covers(all *ruleset) bool {
 		return false
 	}
 	for key, s := range all.services {
-		if _, has := r.services[key]; !has && !s.drains {
+		if _, has := r.services[key]; !has && !s.switchedOff {
 			return false
 		}
 	}
@@ -126,12 +126,12 @@ func (r *ruleset) covers(all *ruleset) bool {
 }
 
 // shortcut returns the shortcut of these rules, for all Services except those with too many connections to except, and
-// those that drain, whose new connections stay on this node.
+// switched-off ones, whose new connections stay on this node.
 func (r *ruleset) shortcut(kept *kept) *ruleset {
 	short := newRuleset()
 	short.interfaces, short.hardware, short.kept = r.interfaces, r.hardware, kept.flows()
 	for key, service := range r.services {
-		if !service.drains && !kept.crowded[key] {
+		if !service.switchedOff && !kept.crowded[key] {
 			short.services[key], short.tables[service.table] = service, r.tables[service.table]
 		}
 	}

@@ -166,7 +166,7 @@ func TestShortcutIsBack(t *testing.T) {
 	w.shortened("n1")
 	w.live(all, "it has the rules")
 	w.want()
-	w.live(all, "it drains")
+	w.live(all, "it is switched off")
 	require.NotContains(t, n.log.String(), "level=WARN")
 }
 

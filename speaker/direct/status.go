@@ -40,10 +40,10 @@ type Status struct {
 	// Gone are the nodes that have been silent for too long.
 	Gone map[string]bool `json:"-"`
 
-	noRules  report.NoRules
-	draining map[plan.LimitKey]draining
-	missed   map[plan.LimitKey]string // by which nodes
-	known    bool
+	noRules     report.NoRules
+	switchedOff map[plan.LimitKey]switchedOff
+	missed      map[plan.LimitKey]string // by which nodes
+	known       bool
 }
 
 // Neighbour is another node at one of its addresses.
@@ -75,7 +75,7 @@ const (
 type Forwarded struct {
 	VIP     netip.Addr `json:"vip"`
 	Service string     `json:"service"`
-	// Draining is set if the Service keeps new connections on the node that takes them in.
+	// Draining is set if the Service is switched off: new connections stay on the node that takes them in.
 	Draining bool `json:"draining,omitempty"`
 	// Open are the nodes that take new connections, Others those that only keep existing ones.
 	Open   []string `json:"open"`
@@ -89,8 +89,8 @@ func (d *Director) Status() *Status { return d.published.Load() }
 func (d *Director) View() Status {
 	s := *d.Status()
 	s.Services = []Forwarded{}
-	add := func(key plan.LimitKey, of plan.Direct, drains bool) {
-		f := Forwarded{key.VIP, key.Service, drains, []string{}, nil}
+	add := func(key plan.LimitKey, of plan.Direct, off bool) {
+		f := Forwarded{key.VIP, key.Service, off, []string{}, nil}
 		for _, b := range of.Backends {
 			if missed(s.missed[key], b.Node) {
 				continue
@@ -106,7 +106,7 @@ func (d *Director) View() Status {
 	for key, of := range s.Want.Services {
 		add(key, of, false)
 	}
-	for key, of := range s.draining {
+	for key, of := range s.switchedOff {
 		add(key, of.Direct, true)
 	}
 	slices.SortFunc(s.Services, func(a, b Forwarded) int { return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service)) })
@@ -114,7 +114,7 @@ func (d *Director) View() Status {
 }
 
 func (d *Director) publish() {
-	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}, draining: maps.Clone(d.draining), Neighbours: []Neighbour{},
+	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}, switchedOff: maps.Clone(d.switchedOff), Neighbours: []Neighbour{},
 		ConntrackFull: d.full, Without: d.without[0] + d.without[1], Tables: countTables(d.keys)}
 	if d.err != nil {
 		s.Error = d.err.Error()
@@ -127,7 +127,7 @@ func (d *Director) publish() {
 	}
 	s.Peers = reachable(d.nodes)
 	s.Shortcuts = d.shortcut.services()
-	if len(d.want.Services)+len(d.draining) > 0 {
+	if len(d.want.Services)+len(d.switchedOff) > 0 {
 		for _, node := range slices.Sorted(maps.Keys(d.want.Nodes)) {
 			if node != d.Node {
 				d.describe(s, node)

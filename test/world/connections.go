@@ -335,7 +335,7 @@ func (s *connections) inForce(c *connection) bool {
 			if !n.running && n.plane.off == 0 {
 				return false // it has missed the Service, perhaps, and is not asked then
 			}
-			return n.plane.rules == nil || n.plane.rules.Program(c.vip, false) == nil || n.plane.rules.Draining(c.vip)
+			return n.plane.rules == nil || n.plane.rules.Program(c.vip, false) == nil || n.plane.rules.SwitchedOff(c.vip)
 		})
 }
 
@@ -360,8 +360,8 @@ func (c *checks) tables() {
 		at := netip.AddrPortFrom(vip, uint16(svc.Spec.Ports[0].Port))
 		var first []netip.Addr
 		for _, n := range c.nodes {
-			if n.plane.rules == nil || n.plane.rules.Draining(at) {
-				c.fail("in the end all forward", "%s has no rules for %s, or those of one that drains", n.name, at)
+			if n.plane.rules == nil || n.plane.rules.SwitchedOff(at) {
+				c.fail("in the end all forward", "%s has no rules for %s, or those of a switched-off one", n.name, at)
 				return
 			}
 			table := n.plane.rules.Open(at)

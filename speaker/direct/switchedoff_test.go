@@ -17,7 +17,7 @@ import (
 
 // Connections of a Service that was switched off are handed over although the speakers are replaced,
 // more than once. New connections stay with the owner.
-func TestDrainOutlivesARestart(t *testing.T) {
+func TestSwitchedOffServicesOutliveARestart(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 3, some("n1", "n2", "n3")...)
 	all := w.open(40)
@@ -48,7 +48,7 @@ func TestDrainOutlivesARestart(t *testing.T) {
 			w.nodes["n1"].director.View().Services)
 	}
 	w.want(some("n1", "n2", "n3")...)
-	require.Empty(t, w.nodes["n1"].director.Status().draining)
+	require.Empty(t, w.nodes["n1"].director.Status().switchedOff)
 	w.live(all, "switched on again")
 }
 
@@ -78,8 +78,8 @@ func follower(t *testing.T, host *testnet.Host, want plan.Forwarding) *Director 
 	return d
 }
 
-// A Director inherits Services that are not wanted, while they drain, and a bounded number of them.
-// Wanted Services do not drain, whichever Service had their VIP and port before. Elements of other
+// A Director inherits Services that are not wanted, for a while, and a bounded number of them. Wanted
+// Services are not switched off, whichever Service had their VIP and port before. Elements of other
 // programs do no harm.
 func TestInherit(t *testing.T) {
 	t.Parallel()
@@ -103,7 +103,7 @@ func TestInherit(t *testing.T) {
 		key(4, "default/gives"): {Ports: web, Backends: some(names...)},
 	}}
 	first := follower(t, host, all)
-	require.Empty(t, first.draining)
+	require.Empty(t, first.switchedOff)
 	for i, garbage := range []string{"%d : goto steer-0-8192-1-3-x", `%d comment "a/b" : goto garbage`,
 		`%d comment "a/b" : goto steer-00-8192-1-3-2`} {
 		_, chain, _ := strings.Cut(garbage, "goto ")
@@ -115,46 +115,46 @@ func TestInherit(t *testing.T) {
 		key(3, "default/stays"): all.Services[key(3, "default/stays")], key(3, "default/other"): {Ports: web, Backends: some("n5")},
 		key(4, "default/takes"): {Ports: web, Backends: some("n5")}}}
 	d := follower(t, host, want)
-	for key, drains := range d.draining {
-		require.WithinDuration(t, time.Now().Add(drainTime), drains.until, time.Minute, key)
+	for key, off := range d.switchedOff {
+		require.WithinDuration(t, time.Now().Add(switchedOffTime), off.until, time.Minute, key)
 	}
-	few, every := d.draining[key(1, "default/few")], d.draining[key(2, "default/all")]
-	require.Len(t, d.draining, 2)
-	drained := func(names ...string) (all []plan.Backend) {
+	few, every := d.switchedOff[key(1, "default/few")], d.switchedOff[key(2, "default/all")]
+	require.Len(t, d.switchedOff, 2)
+	keeping := func(names ...string) (all []plan.Backend) {
 		for _, n := range names {
 			all = append(all, plan.Backend{Node: n, Draining: 1})
 		}
 		return all
 	}
-	require.Equal(t, drained("n1", "n2", "n3", "n4"), few.Backends)
-	require.Equal(t, drained(names...), every.Backends)
+	require.Equal(t, keeping("n1", "n2", "n3", "n4"), few.Backends)
+	require.Equal(t, keeping(names...), every.Backends)
 	require.ElementsMatch(t, two, every.Ports)
 	require.True(t, every.ByClient)
 	have, before := d.have[0].services, first.have[0].services
 	for key := range d.want.Services {
-		require.False(t, have[serviceKey(key.VIP, 80)].drains, key)
+		require.False(t, have[serviceKey(key.VIP, 80)].switchedOff, key)
 	}
 	of := serviceKey(key(2, "").VIP, 443)
-	require.True(t, have[of].drains)
+	require.True(t, have[of].switchedOff)
 	require.Equal(t, before[of].seed, have[of].seed)
 	require.Equal(t, before[of].ring, have[of].ring)
 	require.Equal(t, first.have[0].tables[before[of].table], d.have[0].tables[have[of].table], "each segment goes where it did")
-	d.expire(time.Now().Add(drainTime + time.Minute))
-	require.Empty(t, d.draining)
+	d.expire(time.Now().Add(switchedOffTime + time.Minute))
+	require.Empty(t, d.switchedOff)
 
 	many := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}
-	for i := range maxDraining + 100 {
+	for i := range maxSwitchedOff + 100 {
 		vip := netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
 		many.Services[plan.LimitKey{VIP: vip, Service: fmt.Sprint("default/", i)}] = plan.Direct{Ports: web, Backends: some("n1")}
 	}
 	follower(t, host, many)
 	ports := 0
-	for _, drains := range follower(t, host, plan.Forwarding{}).draining {
-		ports += len(drains.Ports)
+	for _, off := range follower(t, host, plan.Forwarding{}).switchedOff {
+		ports += len(off.Ports)
 	}
-	require.Equal(t, maxDraining, ports)
+	require.Equal(t, maxSwitchedOff, ports)
 
 	host.Run("nft", "flush set ip lodestone-direct "+guardSet)
-	require.Empty(t, follower(t, host, plan.Forwarding{}).draining, "there was no Director for too long")
+	require.Empty(t, follower(t, host, plan.Forwarding{}).switchedOff, "there was no Director for too long")
 	require.NotContains(t, host.Run("nft", "list tables"), "table ip "+tableName)
 }

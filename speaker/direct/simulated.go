@@ -161,11 +161,11 @@ func (c Connection) flow() flow {
 // InForce reports whether the rules are there.
 func (s *Simulated) InForce() bool { return s.there != [2]bool{} }
 
-// Draining reports whether the Service at a VIP and port drains.
-func (s *Simulated) Draining(at netip.AddrPort) bool {
+// SwitchedOff reports whether the Service at a VIP and port is switched off.
+func (s *Simulated) SwitchedOff(at netip.AddrPort) bool {
 	for _, r := range s.have {
 		if of, has := r.at(at); has {
-			return of.drains
+			return of.switchedOff
 		}
 	}
 	return false

@@ -13,56 +13,21 @@ import (
 )
 
 const (
-	// drainTime is how long connections are still handed to their nodes after direct
-	// forwarding was switched off.
-	drainTime = time.Hour
-	// maxDraining bounds the ports at VIPs that drain: users may create and delete any number of
-	// Services.
-	maxDraining = 16384
+	// switchedOffTime is how long the connections of a switched-off Service are still handed over.
+	switchedOffTime = time.Hour
+	// maxSwitchedOff bounds the ports at VIPs of such Services: users may create and delete any number.
+	maxSwitchedOff = 16384
 )
 
-// draining is a Service that is no longer wanted, whose connections are still handed over.
-type draining struct {
+// switchedOff is a Service that no longer asks for direct forwarding, or was deleted. New connections
+// stay on the node that takes them in, and existing ones are still handed over. The metric, the status
+// and the kernel's rules call it draining.
+type switchedOff struct {
 	plan.Direct
 	until time.Time
 }
 
-// take takes over a plan and brings it into force.
-func (d *Director) take(want plan.Forwarding) {
-	d.set(want, time.Now())
-	d.reconcile()
-}
-
-// set takes over a plan. Services that are no longer in it drain, if there are rules for them.
-func (m *Machine) set(want plan.Forwarding, now time.Time) {
-	for key, before := range m.want.Services {
-		if _, ok := want.Services[key]; !ok && m.there != [2]bool{} {
-			m.draining[key] = draining{before, now.Add(drainTime)}
-		}
-	}
-	m.absences.follow(now, want, m.forwarded)
-	for key := range want.Services {
-		delete(m.draining, key)
-	}
-	m.boundDraining()
-	m.want, m.stale = want, true
-	maps.DeleteFunc(m.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
-		_, still := m.forwarded(key)
-		return !still
-	})
-}
-
-// forwarded returns a Service that is wanted or drains.
-func (m *Machine) forwarded(key plan.LimitKey) (of plan.Direct, known bool) {
-	if of, known = m.want.Services[key]; !known {
-		var drains draining
-		drains, known = m.draining[key]
-		of = drains.Direct
-	}
-	return of, known
-}
-
-// inherit lets Services drain that an earlier Director handed over and that are not wanted, as if they
+// inherit takes over Services that an earlier Director handed over and that are not wanted, as if they
 // were switched off now. The kernel does not show how many endpoints a node had, which matters only with
 // more than maxRing nodes. Nodes that a Service had lost before, and silent ones, are not found. Tables
 // whose guard has expired are left out, because nothing was handed over since.
@@ -82,7 +47,7 @@ func (d *Director) inherit() {
 	if !any {
 		d.absences.forget()
 	}
-	d.boundDraining()
+	d.boundSwitchedOff()
 }
 
 // inheritFrom is inherit for a family whose table has these services and hops.
@@ -110,11 +75,11 @@ func (m *Machine) inheritFrom(f *family, services map[string]served, hops func(s
 		if tables[table] == nil {
 			tables[table] = keepers(m.node, hops(s.steer), nodes)
 		}
-		drains := m.draining[key]
-		drains.Ports = append(drains.Ports, plan.Port{Protocol: unix.IPPROTO_TCP, Number: port})
-		drains.ByClient, drains.Seed, drains.Local = s.byClient, s.seed-1, s.buckets == localSize
-		drains.Backends, drains.until = tables[table], now.Add(drainTime)
-		m.draining[key] = drains
+		off := m.switchedOff[key]
+		off.Ports = append(off.Ports, plan.Port{Protocol: unix.IPPROTO_TCP, Number: port})
+		off.ByClient, off.Seed, off.Local = s.byClient, s.seed-1, s.buckets == localSize
+		off.Backends, off.until = tables[table], now.Add(switchedOffTime)
+		m.switchedOff[key] = off
 	}
 }
 
@@ -133,24 +98,24 @@ func keepers(self string, hops map[netip.Addr]bool, nodes map[netip.Addr]string)
 	return all
 }
 
-// boundDraining keeps the draining ports within maxDraining. It ends the Services that have drained for
-// longest, each time in the namespace with the most ports.
-func (m *Machine) boundDraining() {
+// boundSwitchedOff keeps the ports within maxSwitchedOff. It ends the Services that were switched off
+// first, each time in the namespace with the most ports.
+func (m *Machine) boundSwitchedOff() {
 	namespaces, ports := map[string][]plan.LimitKey{}, map[string]int{}
 	all := 0
-	for key, s := range m.draining {
+	for key, s := range m.switchedOff {
 		namespace, _, _ := strings.Cut(key.Service, "/")
 		namespaces[namespace] = append(namespaces[namespace], key)
 		ports[namespace] += len(s.Ports)
 		all += len(s.Ports)
 	}
-	if all <= maxDraining {
+	if all <= maxSwitchedOff {
 		return
 	}
 	for _, keys := range namespaces {
-		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return m.draining[a].until.Compare(m.draining[b].until) })
+		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return m.switchedOff[a].until.Compare(m.switchedOff[b].until) })
 	}
-	for all > maxDraining {
+	for all > maxSwitchedOff {
 		most := ""
 		for namespace := range ports {
 			if ports[namespace] > ports[most] {
@@ -158,17 +123,17 @@ func (m *Machine) boundDraining() {
 			}
 		}
 		key := namespaces[most][0]
-		n := len(m.draining[key].Ports)
+		n := len(m.switchedOff[key].Ports)
 		namespaces[most], ports[most], all = namespaces[most][1:], ports[most]-n, all-n
-		delete(m.draining, key)
+		delete(m.switchedOff, key)
 	}
 }
 
-// expire ends Services that have drained for drainTime.
+// expire ends Services that were switched off switchedOffTime ago.
 func (m *Machine) expire(now time.Time) {
-	for key, drains := range m.draining {
-		if now.After(drains.until) {
-			delete(m.draining, key)
+	for key, off := range m.switchedOff {
+		if now.After(off.until) {
+			delete(m.switchedOff, key)
 			m.stale = true
 		}
 	}
