@@ -44,7 +44,7 @@ var parsed = map[string]struct {
 	"pkg/migrate/services.go":                 {targets: []string{"FuzzMigrate", "FuzzCost"}},
 	"speaker/diagnosis/diagnosis.go":          {targets: []string{"FuzzParseQuery"}},
 	// What kubelets, speakers, kube-proxy and the API server write.
-	"controller/provider/instances.go": {targets: []string{"FuzzAddressesOf"}},
+	"controller/provider/nodemetadata.go": {targets: []string{"FuzzAddressesOf"}},
 	"controller/provider/routes.go":    {targets: []string{"FuzzHas"}},
 	"pkg/clusterfacts/facts.go":        {targets: []string{"FuzzCollect"}},
 	"pkg/diagnose/diagnose.go":         {targets: []string{"FuzzFacts"}},

@@ -4,23 +4,25 @@
 // Load balancers are addresses in the ledger of controller/servicelb, which Lodestone's own
 // service controller uses, too. Facts about nodes come from the Nodes and from the
 // configuration. Facts about routes to pods come from the speakers.
+//
+//	provider.go        Cloud: which interfaces there are
+//	loadbalancer.go    LoadBalancer: a Service's addresses, for Kubernetes' own service controller
+//	nodemetadata.go    InstancesV2: provider ID, addresses, zone and region of a node
+//	initialization.go  which new nodes get them from Lodestone
+//	routes.go          Routes: which nodes have routes to their pods
+//	reasons.go         the reasons of Events on Nodes
 package provider
 
 import (
-	"context"
 	"log/slog"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	cloudprovider "k8s.io/cloud-provider"
-	"k8s.io/cloud-provider/api"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
 // Name is the name of the cloud provider and the scheme of its provider IDs.
@@ -97,89 +99,3 @@ func (c *Cloud) ProviderName() string { return Name }
 // HasClusterID implements cloudprovider.Interface: the configuration always
 // names the cluster.
 func (c *Cloud) HasClusterID() bool { return true }
-
-// loadBalancer implements cloudprovider.LoadBalancer. Kubernetes' own service controller calls
-// it for Services without a class, adds the finalizer before, and writes the status that it
-// returns. It has no call for changes that come from elsewhere: an address becomes free for a
-// Service that waits, a pool goes, a lease ends, a speaker reports something. The controller
-// of controller/servicelb handles these, as for all other Services.
-type loadBalancer struct{ *Cloud }
-
-// startTimeout is how long a call waits until the Services, the configuration and the
-// addresses that the cluster itself uses are read.
-const startTimeout = 10 * time.Second
-
-// ready returns once it is known what the cluster's Services hold.
-func (l loadBalancer) ready(ctx context.Context) error {
-	select {
-	case <-l.Services.Primed():
-		return nil
-	case <-ctx.Done():
-	case <-time.After(startTimeout):
-	}
-	return api.NewRetryError("the cluster's Services and the configuration are being read", time.Second)
-}
-
-// ours reports whether the Service is one for this interface to serve. Those with a
-// class never are: Kubernetes' service controller leaves them to others, and so
-// does this interface.
-func (l loadBalancer) ours(svc *corev1.Service) bool {
-	return svc.Spec.LoadBalancerClass == nil && l.Services.Scope.Classless
-}
-
-// GetLoadBalancer returns which addresses the Service holds.
-func (l loadBalancer) GetLoadBalancer(ctx context.Context, _ string, svc *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
-	if !l.ours(svc) {
-		return nil, false, nil
-	}
-	if err := l.ready(ctx); err != nil {
-		return nil, false, err
-	}
-	held := l.Services.Holds(svc)
-	return servicelb.StatusOf(held), len(held) > 0, nil
-}
-
-// GetLoadBalancerName returns <clusterID>-<namespace>-<service>.
-func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string, svc *corev1.Service) string {
-	if cfg, _ := l.Config.Current(); cfg != nil {
-		clusterName = cfg.ClusterID
-	}
-	return ledger.LoadBalancerName(clusterName, svc)
-}
-
-// EnsureLoadBalancer gives the Service its addresses. The error is the
-// refusal, if it is refused; it keeps what it holds then.
-func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service,
-	_ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
-	if !l.ours(svc) {
-		return nil, cloudprovider.ImplementedElsewhere
-	}
-	if err := l.ready(ctx); err != nil {
-		return nil, err
-	}
-	held, err := l.Services.Provide(ctx, svc)
-	if err != nil {
-		return nil, err
-	}
-	return servicelb.StatusOf(held), nil
-}
-
-// UpdateLoadBalancer has nothing to do: speakers choose among the nodes
-// themselves.
-func (l loadBalancer) UpdateLoadBalancer(_ context.Context, _ string, svc *corev1.Service, _ []*corev1.Node) error {
-	if !l.ours(svc) {
-		return cloudprovider.ImplementedElsewhere
-	}
-	return nil
-}
-
-// EnsureLoadBalancerDeleted takes the addresses off the Service, and frees them.
-func (l loadBalancer) EnsureLoadBalancerDeleted(ctx context.Context, _ string, svc *corev1.Service) error {
-	if !l.ours(svc) {
-		return nil
-	}
-	if err := l.ready(ctx); err != nil {
-		return err
-	}
-	return l.Services.Withdraw(ctx, svc)
-}
