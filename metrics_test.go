@@ -13,7 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/informers"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
@@ -107,7 +107,7 @@ func components(t *testing.T) *describer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.MustRegister(config, controller, quarantine.New(client, "lodestone-system", log))
+	d.MustRegister(config, controller, quarantinestore.New(client, "lodestone-system", log))
 
 	members := membership.New(membership.Options{Log: log, Registry: d})
 	layer2.New(layer2.Options{Log: log, Registry: d})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
 	"github.com/lodestone-lb/lodestone/controller/provider"
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -70,8 +70,8 @@ var reasonTypes = []reasonType{
 		nil, texts(provider.EventReasons())},
 	{"kube.EventReason", "Events on the ConfigMap", "the Events of the ConfigMap, the log of both components",
 		nil, texts(kube.EventReasons())},
-	{"quarantine.LossReason", "Why a released address is not on record", "the controller's log",
-		[]string{"lodestone_quarantine_dropped_total"}, texts(quarantine.LossReasons())},
+	{"quarantinestore.LossReason", "Why a released address is not on record", "the controller's log",
+		[]string{"lodestone_quarantine_dropped_total"}, texts(quarantinestore.LossReasons())},
 }
 
 func texts[R ~string](all ...reason.Texts[R]) map[string]reason.Text {

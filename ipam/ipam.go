@@ -52,7 +52,7 @@
 // What the Allocator knows:
 //
 //	addresses.go     what became of every address: its parts follow
-//	quarantine.go    which addresses are in quarantine, and until when
+//	quarantine.go    which addresses are in quarantine, and until when (controller/quarantinestore records it)
 //	holdings.go      who holds what, and under which sharing key
 //	reservations.go  which addresses nobody draws
 //	pools.go         Setup: the pools and their free addresses

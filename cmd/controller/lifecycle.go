@@ -27,7 +27,7 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	case <-c.p.stopped.Done():
 		select {}
 	}
-	legacyregistry.RawMustRegister(c.p.config, c.p.book)
+	legacyregistry.RawMustRegister(c.p.config, c.p.quarantine)
 	c.p.start(c.p.events.Run)
 	c.p.start(c.p.config.Run)
 	c.p.start(c.p.facts.Run)

@@ -30,7 +30,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
 	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -59,7 +59,7 @@ type process struct {
 	config      *kube.ConfigWatcher
 	facts       *clusterfacts.Watcher
 	namespaces  *kube.Namespaces
-	book        *quarantine.Book
+	quarantine  *quarantinestore.Store
 	leases      *pools.Keeper
 	leaseEvents *leaseevents.Emitter
 	events      *kube.Recorder
@@ -125,7 +125,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.facts = clusterfacts.NewWatcher(clusterfacts.Options{Client: p.client, Namespace: p.flags.configNamespace, Log: p.log})
 	p.namespaces, err = kube.NewNamespaces(c.SharedInformers.Core().V1().Namespaces())
 	p.fatal(err)
-	p.book = quarantine.New(p.client, p.flags.configNamespace, p.log)
+	p.quarantine = quarantinestore.New(p.client, p.flags.configNamespace, p.log)
 	p.leases = pools.New(p.log)
 	p.leaseEvents, err = leaseevents.New(leaseevents.Options{
 		Client: p.client, Namespace: p.flags.configNamespace, Services: c.SharedInformers.Core().V1().Services().Informer(), Events: p.events})
@@ -136,7 +136,7 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	services := c.SharedInformers.Core().V1().Services()
 	p.services, err = servicelb.New(servicelb.Options{
 		Scope: p.scope, Services: services, Namespaces: p.namespaces,
-		Config: p.config, Facts: p.facts, Book: p.book, Leases: p.leases,
+		Config: p.config, Facts: p.facts, Quarantine: p.quarantine, Leases: p.leases,
 		API: servicelb.RESTAPI{Client: p.client.CoreV1().RESTClient()}, Events: p.events, Upstream: upstream,
 		Workers: int(c.ComponentConfig.ServiceController.ConcurrentServiceSyncs), Log: p.log,
 	})

@@ -28,7 +28,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -109,7 +109,7 @@ func TestTheLeaderKeepsTheLastValidDocument(t *testing.T) {
 	namespaces, err := kube.NewNamespaces(core.Namespaces())
 	require.NoError(t, err)
 	p.services, err = servicelb.New(servicelb.Options{Services: core.Services(), Namespaces: namespaces, Config: p.config, Facts: p.facts,
-		Book: quarantine.New(client, "ls", p.log), Leases: pools.New(p.log), Workers: 1, Log: p.log})
+		Quarantine: quarantinestore.New(client, "ls", p.log), Leases: pools.New(p.log), Workers: 1, Log: p.log})
 	require.NoError(t, err)
 	p.poolStatus = poolstatus.New(poolstatus.Options{Client: client, Namespace: "ls", Pools: p.services, Log: p.log})
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })

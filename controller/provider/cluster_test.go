@@ -32,7 +32,7 @@ import (
 	controllersmetrics "k8s.io/component-base/metrics/prometheus/controllers"
 
 	"github.com/lodestone-lb/lodestone/controller/provider"
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -216,7 +216,7 @@ func (s *story) start() {
 	ctl, err := servicelb.New(servicelb.Options{
 		Scope:    s.scope,
 		Services: factory.Core().V1().Services(), Namespaces: quiet{}, Config: s.config, Facts: quiet{},
-		Book: quarantine.New(s.api, "lodestone-system", log), API: s.api, Events: quiet{}, Workers: 2, Upstream: true, Log: log,
+		Quarantine: quarantinestore.New(s.api, "lodestone-system", log), API: s.api, Events: quiet{}, Workers: 2, Upstream: true, Log: log,
 	})
 	if err != nil {
 		s.Fatal(err)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -83,12 +83,12 @@ type Facts interface {
 	Changed() <-chan struct{}
 }
 
-// Book keeps what must survive the controller; quarantine.Book is one.
-type Book interface {
-	// Load returns the records in the book. It is called once, before all else.
-	Load(ctx context.Context) ([]quarantine.Record, error)
+// QuarantineStore keeps what must survive the controller; quarantinestore.Store is one.
+type QuarantineStore interface {
+	// Load returns the records. It is called once, before all else.
+	Load(ctx context.Context) ([]quarantinestore.Record, error)
 	// Keep returns when the records are durable.
-	Keep(ctx context.Context, records ...quarantine.Record) error
+	Keep(ctx context.Context, records ...quarantinestore.Record) error
 }
 
 // Options are what a Controller works with.
@@ -98,7 +98,7 @@ type Options struct {
 	Namespaces Namespaces
 	Config     Config
 	Facts      Facts
-	Book       Book
+	Quarantine QuarantineStore
 	// Leases leases the addresses of pools with DHCP. Nil: they are not leased.
 	Leases Leases
 	API    API
@@ -196,7 +196,7 @@ func (c *Controller) begin(ctx context.Context) bool {
 	}
 	// The records are read after the Services, so that they contain what a Service has given
 	// back in between.
-	records, ok := load(ctx, c.Book, c.Log)
+	records, ok := load(ctx, c.Quarantine, c.Log)
 	if !ok {
 		return false
 	}
@@ -215,7 +215,7 @@ func (c *Controller) begin(ctx context.Context) bool {
 }
 
 // prime has the ledger import what Services have.
-func (c *Controller) prime(services []*corev1.Service, records []quarantine.Record) {
+func (c *Controller) prime(services []*corev1.Service, records []quarantinestore.Record) {
 	l, now := c.ledger.open()
 	duplicates := l.Prime(ledger.Start{Situation: c.ledger.situation(), Services: services, NamespaceLabels: c.Namespaces.Labels,
 		Records: records}, now)
@@ -226,9 +226,9 @@ func (c *Controller) prime(services []*corev1.Service, records []quarantine.Reco
 
 // load reads which addresses are in quarantine, and tries until it succeeds. Without the
 // records the controller would give some of these addresses away too early.
-func load(ctx context.Context, book Book, log *slog.Logger) (records []quarantine.Record, ok bool) {
+func load(ctx context.Context, store QuarantineStore, log *slog.Logger) (records []quarantinestore.Record, ok bool) {
 	for {
-		records, err := book.Load(ctx)
+		records, err := store.Load(ctx)
 		if err == nil {
 			return records, true
 		}

@@ -135,7 +135,7 @@ func history(t *rapid.T) string {
 	s.server.fault = func() fault {
 		return fault(max(0, rapid.IntRange(-6, 2).Draw(t, "fault")))
 	}
-	s.book.fault = s.server.fault
+	s.shelf.fault = s.server.fault
 	t.Repeat(map[string]func(*rapid.T){
 		"create": func(t *rapid.T) { s.server.create(service.Draw(t, "name"), s.clock, pick(wishes)) },
 		"create a sharer": func(t *rapid.T) {
@@ -205,16 +205,16 @@ func history(t *rapid.T) string {
 		},
 		"come to rest": func(*rapid.T) {
 			fault := s.server.fault
-			s.server.fault, s.book.fault = nil, nil
+			s.server.fault, s.shelf.fault = nil, nil
 			s.rings()
 			s.run()
 			s.content()
 			s.restartChangesNothing()
-			s.server.fault, s.book.fault = fault, fault
+			s.server.fault, s.shelf.fault = fault, fault
 		},
 		"": func(*rapid.T) { s.unique() },
 	})
-	s.server.fault, s.book.fault = nil, nil
+	s.server.fault, s.shelf.fault = nil, nil
 	s.around.facts = &clusterfacts.Facts{}
 	s.config.set(configs[0])
 	s.stale = true
@@ -248,7 +248,7 @@ func (s *story) restartChangesNothing() {
 	}
 	pending := func(reason string) bool { return reason == string(ledger.LeasePending) }
 	fresh := ledger.New(s.scope)
-	records, _ := s.book.Load(context.Background())
+	records, _ := s.shelf.Load(context.Background())
 	fresh.Prime(ledger.Start{Situation: s.ledger.situation(), Services: s.server.all(), NamespaceLabels: s.around.Labels, Records: records},
 		s.clock)
 	services := slices.DeleteFunc(s.server.all(), func(svc *corev1.Service) bool { return !s.scope.Serves(svc) })

@@ -221,7 +221,7 @@ func TestServiceGetsALeasedAddressWithOneWriteAndOneEvent(t *testing.T) {
 
 	s.deletes("web")
 	assert.Empty(t, s.lessor.leased["eth1"], "the lease is released")
-	assert.Empty(t, s.book.records, "the server decides how long a leased address is in quarantine")
+	assert.Empty(t, s.shelf.records, "the server decides how long a leased address is in quarantine")
 	s.creates("other")
 	s.has("other", "198.18.0.240", "True Allocated")
 }
@@ -272,7 +272,7 @@ func TestLostLeaseTakesTheAddressAwayAtOnce(t *testing.T) {
 	s.leases("web", "")
 	s.wantEvents("Warning LeaseLost default/web: 198.18.0.240 is withdrawn: the lease of 198.18.0.240 ended at 10:00.",
 		"Warning LeasePending default/web")
-	assert.Empty(t, s.book.records, "it is not ours to keep")
+	assert.Empty(t, s.shelf.records, "it is not ours to keep")
 	assert.InDelta(t, 1, testutil.ToFloat64(s.metrics.lost.WithLabelValues("office")), 0)
 
 	s.lessor.mute = false

@@ -10,7 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
 
@@ -161,13 +161,13 @@ func (c *Controller) keepLengths(ctx context.Context) {
 
 // keep makes records durable. A controller that starts after the API shows a release must know
 // of it.
-func (c *Controller) keep(ctx context.Context, records []quarantine.Record) error {
+func (c *Controller) keep(ctx context.Context, records []quarantinestore.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, PatchTimeout)
 	defer cancel()
-	return c.Book.Keep(ctx, records...)
+	return c.Quarantine.Keep(ctx, records...)
 }
 
 // write applies the patch, if there is one, to this incarnation of the

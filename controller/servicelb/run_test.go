@@ -25,7 +25,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -95,8 +95,8 @@ func startAmong(t *testing.T, server *server, config *document, facts Facts) *ru
 	scope := kube.Scope{Classless: true}
 	ctl, err := New(Options{
 		Scope: scope, Services: watched{informer: informer}, Namespaces: newSurroundings(), Config: config, Facts: facts,
-		Book: &shelf{records: map[netip.Addr]quarantine.Record{}},
-		API:  server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
+		Quarantine: &shelf{records: map[netip.Addr]quarantinestore.Record{}},
+		API:        server, Events: &events{}, Workers: 16, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

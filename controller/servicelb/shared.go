@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -54,7 +54,7 @@ func (s *sharedLedger) close() {
 }
 
 // departing returns the addresses that go into quarantine once the Service has given them back.
-func (s *sharedLedger) departing(name, uid string) []quarantine.Record {
+func (s *sharedLedger) departing(name, uid string) []quarantinestore.Record {
 	l, now := s.open()
 	defer s.close()
 	return l.Departing(name, uid, now)
@@ -69,11 +69,11 @@ func (s *sharedLedger) foreign(svc *corev1.Service) []netip.Addr {
 
 // inQuarantine returns the addresses in quarantine, with the ends that follow from the
 // configuration in force.
-func (s *sharedLedger) inQuarantine() (records []quarantine.Record) {
+func (s *sharedLedger) inQuarantine() (records []quarantinestore.Record) {
 	l, now := s.open()
 	defer s.close()
 	for _, q := range l.InQuarantine(now) {
-		records = append(records, quarantine.Record{Addr: q.Addr, Service: q.Name, Since: q.Since, Until: q.Until})
+		records = append(records, quarantinestore.Record{Addr: q.Addr, Service: q.Name, Since: q.Since, Until: q.Until})
 	}
 	return records
 }

@@ -27,7 +27,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -237,10 +237,10 @@ func (s *surroundings) Known(namespace string) bool               { return names
 func (s *surroundings) Wait(context.Context) bool                 { return true }
 func (s *surroundings) Changed() <-chan struct{}                  { return s.changed }
 
-// shelf is a Book that outlives the controllers.
+// shelf is a QuarantineStore that outlives the controllers.
 type shelf struct {
 	mu      sync.Mutex
-	records map[netip.Addr]quarantine.Record
+	records map[netip.Addr]quarantinestore.Record
 	writes  int
 	// now is nil if nothing is ever over.
 	now func() time.Time
@@ -248,16 +248,16 @@ type shelf struct {
 	fault func() fault
 }
 
-func (b *shelf) Load(context.Context) ([]quarantine.Record, error) {
+func (b *shelf) Load(context.Context) ([]quarantinestore.Record, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.now != nil {
-		maps.DeleteFunc(b.records, func(_ netip.Addr, r quarantine.Record) bool { return !r.Until.After(b.now()) })
+		maps.DeleteFunc(b.records, func(_ netip.Addr, r quarantinestore.Record) bool { return !r.Until.After(b.now()) })
 	}
-	return slices.SortedFunc(maps.Values(b.records), func(x, y quarantine.Record) int { return x.Addr.Compare(y.Addr) }), nil
+	return slices.SortedFunc(maps.Values(b.records), func(x, y quarantinestore.Record) int { return x.Addr.Compare(y.Addr) }), nil
 }
 
-func (b *shelf) Keep(_ context.Context, records ...quarantine.Record) error {
+func (b *shelf) Keep(_ context.Context, records ...quarantinestore.Record) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	happens := none
@@ -347,7 +347,7 @@ type story struct {
 	server *server
 	config *document
 	around *surroundings
-	book   *shelf
+	shelf  *shelf
 	lessor *lessor
 	events *events
 	clock  time.Time
@@ -383,10 +383,10 @@ func newStory(t failer) *story {
 	s := &story{
 		failer: t, server: newServer(), events: &events{}, clock: time.Unix(1e9, 0),
 		config: &document{changed: make(chan struct{})}, around: newSurroundings(), shared: map[string]bool{},
-		book:   &shelf{records: map[netip.Addr]quarantine.Record{}},
+		shelf:  &shelf{records: map[netip.Addr]quarantinestore.Record{}},
 		lessor: newLessor(), scope: kube.Scope{Classless: true, Classes: []string{annotation.DefaultClass}},
 	}
-	s.book.now = func() time.Time { return s.clock }
+	s.shelf.now = func() time.Time { return s.clock }
 	s.config.set(lan)
 	s.restart()
 	return s
@@ -406,7 +406,7 @@ func (s *story) restart() {
 	s.index = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	s.Controller = newController(Options{
 		Scope: s.scope, Services: informed{index: s.index}, Namespaces: s.around,
-		Config: s.config, Facts: s.around, Book: s.book, Leases: s.lessor, API: s.server, Events: s.events,
+		Config: s.config, Facts: s.around, Quarantine: s.shelf, Leases: s.lessor, API: s.server, Events: s.events,
 		Log: slog.New(slog.DiscardHandler),
 	})
 	s.queue = still{s.queue}
@@ -417,7 +417,7 @@ func (s *story) restart() {
 		s.see(name)
 		all = append(all, s.server.get(name))
 	}
-	records, _ := s.book.Load(context.Background())
+	records, _ := s.shelf.Load(context.Background())
 	s.prime(all, records)
 	s.note()
 }

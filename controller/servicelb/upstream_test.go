@@ -37,8 +37,8 @@ func TestWhatWasWithdrawnIsFreeAndOnRecord(t *testing.T) {
 		if held := s.Holds(svc); len(held) > 0 {
 			t.Errorf("%s: it holds %v", what, held)
 		}
-		if _, kept := s.book.records[netip.MustParseAddr("203.0.113.10")]; !kept {
-			t.Errorf("%s: on record are %v", what, s.book.records)
+		if _, kept := s.shelf.records[netip.MustParseAddr("203.0.113.10")]; !kept {
+			t.Errorf("%s: on record are %v", what, s.shelf.records)
 		}
 		now := s.server.get("default/web")
 		if now == nil {

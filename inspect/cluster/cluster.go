@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -68,7 +68,7 @@ type Objects struct {
 	Controllers, Speakers []*corev1.Pod
 	// Slices are those of all Services; only All reads them.
 	Slices  []*discoveryv1.EndpointSlice
-	Records []quarantine.Record
+	Records []quarantinestore.Record
 	Now     time.Time
 
 	facts clusterfacts.Objects

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -85,7 +85,7 @@ func (p Place) sources(client kubernetes.Interface) []source {
 func (p Place) records(client kubernetes.Interface) source {
 	return source{kind: inQuarantine, verb: "get", resource: "configmaps", namespace: p.Namespace,
 		read: func(ctx context.Context, o *Objects) (err error) {
-			o.Records, err = quarantine.New(client, p.Namespace, slog.New(slog.DiscardHandler)).Load(ctx)
+			o.Records, err = quarantinestore.New(client, p.Namespace, slog.New(slog.DiscardHandler)).Load(ctx)
 			return err
 		}}
 }

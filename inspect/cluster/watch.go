@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -34,7 +34,7 @@ type Watcher struct {
 	parsed    *config.Config
 	parsedErr error
 	// records are the addresses in quarantine at the time recordsAt.
-	records    []quarantine.Record
+	records    []quarantinestore.Record
 	recordsErr error
 	recordsAt  time.Time
 }

@@ -18,7 +18,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -39,7 +39,7 @@ type Cluster struct {
 	// NamespaceLabels are the labels of each namespace.
 	NamespaceLabels map[string]map[string]string
 	// Records are the addresses in quarantine.
-	Records []quarantine.Record
+	Records []quarantinestore.Record
 	Now     time.Time
 }
 

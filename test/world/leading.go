@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -46,7 +46,7 @@ type leading struct {
 // lead begins to work as the leader: the caches are filled, and nothing is given before.
 func (r *replica) lead() {
 	r.end()
-	r.leading = leading{ledger: ledger.New(scope), facts: &clusterfacts.Facts{}, book: records{of: map[string]quarantine.Record{}},
+	r.leading = leading{ledger: ledger.New(scope), facts: &clusterfacts.Facts{}, book: records{of: map[string]quarantinestore.Record{}},
 		due: map[string]bool{}, writing: map[string]bool{}, failed: map[string]int{}, lessees: map[string]*lessee{}}
 	r.working = true
 	life := r.life
@@ -82,7 +82,7 @@ func noLabels(string) map[string]string { return nil }
 
 // prime has the ledger import what Services have, when it is known what is in quarantine.
 func (r *replica) prime() {
-	r.load(func(onRecord []quarantine.Record) {
+	r.load(func(onRecord []quarantinestore.Record) {
 		r.primed, r.facts = true, factsIn(r.watch.seen)
 		start := ledger.Start{Situation: r.situation(), NamespaceLabels: noLabels, Records: onRecord}
 		for _, name := range named(r.watch.seen, "service") {
@@ -291,26 +291,26 @@ func (r *replica) done(name string, ok bool) {
 
 // records is the record of addresses in quarantine, as package quarantine keeps it, or what the ConfigMap has of it.
 type records struct {
-	of map[string]quarantine.Record // by address
+	of map[string]quarantinestore.Record // by address
 	// edition is that of the ConfigMap as read or written last. Negative: it has to be read.
 	edition int
 	saved   bool // of is what is in the ConfigMap
 }
 
 // load reads the record, and tries until it succeeds.
-func (r *replica) load(then func([]quarantine.Record)) {
+func (r *replica) load(then func([]quarantinestore.Record)) {
 	r.read(func(a answer) {
 		if a != fine {
 			r.after(loadRetry, func() { r.load(then) })
 			return
 		}
-		var live []quarantine.Record
+		var live []quarantinestore.Record
 		for _, key := range slices.Sorted(maps.Keys(r.book.of)) {
 			if record := r.book.of[key]; record.Until.After(r.clock()) {
 				live = append(live, record)
 			}
 		}
-		slices.SortStableFunc(live, func(a, b quarantine.Record) int { return a.Since.Compare(b.Since) })
+		slices.SortStableFunc(live, func(a, b quarantinestore.Record) int { return a.Since.Compare(b.Since) })
 		then(live)
 	})
 }
@@ -339,7 +339,7 @@ func (r *replica) read(then func(answer)) {
 }
 
 // keep makes records durable, or gives up.
-func (r *replica) keep(all []quarantine.Record, then func(ok bool)) {
+func (r *replica) keep(all []quarantinestore.Record, then func(ok bool)) {
 	needed := false
 	for _, record := range all {
 		record.Since, record.Until = record.Since.Truncate(time.Second).UTC(), record.Until.Add(time.Second-1).Truncate(time.Second).UTC()

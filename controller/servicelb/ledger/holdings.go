@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/ipam"
 )
 
@@ -17,7 +17,7 @@ type holdings struct {
 	*ipam.Allocator
 	// records are the addresses in quarantine before the start. They wait for the
 	// first configuration.
-	records []quarantine.Record
+	records []quarantinestore.Record
 }
 
 // quarantineRecorded puts the addresses on record into quarantine.
@@ -80,7 +80,7 @@ func (h *holdings) settle(a *account, shows []ipam.Held, now time.Time) (freed [
 
 // departing returns the addresses that go into quarantine once the owner has given them back.
 // Those that others hold, too, do not. all is set when the owner gives back everything.
-func (h *holdings) departing(a *account, all bool, now time.Time) (records []quarantine.Record) {
+func (h *holdings) departing(a *account, all bool, now time.Time) (records []quarantinestore.Record) {
 	held := h.Holds(a.leaving.UID)
 	if all {
 		held = append(held, h.Holds(a.owner.UID)...)
@@ -88,7 +88,7 @@ func (h *holdings) departing(a *account, all bool, now time.Time) (records []qua
 	for _, g := range held {
 		shared := slices.ContainsFunc(h.HoldersOf(g.Addr), func(other ipam.Owner) bool { return other.Name != a.owner.Name })
 		if length := h.QuarantineOf(g.Addr); length > 0 && !shared {
-			records = append(records, quarantine.Record{Addr: g.Addr, Service: a.owner.Name, Since: now, Until: now.Add(length)})
+			records = append(records, quarantinestore.Record{Addr: g.Addr, Service: a.owner.Name, Since: now, Until: now.Add(length)})
 		}
 	}
 	return records

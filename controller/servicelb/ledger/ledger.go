@@ -38,7 +38,7 @@ import (
 
 	"github.com/google/btree"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
@@ -223,7 +223,7 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, no
 func (l *Ledger) InQuarantine(now time.Time) []ipam.Quarantined { return l.held.InQuarantine(now) }
 
 // Departing returns what has to be durable before Release, for the same name and UID.
-func (l *Ledger) Departing(name, uid string, now time.Time) []quarantine.Record {
+func (l *Ledger) Departing(name, uid string, now time.Time) []quarantinestore.Record {
 	if a := l.accounts.of(name, uid); a != nil && l.Config != nil {
 		return l.held.departing(a, true, now)
 	}

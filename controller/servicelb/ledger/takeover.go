@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/compat"
@@ -116,7 +116,7 @@ type Start struct {
 	// NamespaceLabels returns the labels of a namespace.
 	NamespaceLabels func(namespace string) map[string]string
 	// Records are the addresses in quarantine.
-	Records []quarantine.Record
+	Records []quarantinestore.Record
 }
 
 // Duplicate is an address that two Services had at the start. The holder keeps

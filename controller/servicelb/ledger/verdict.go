@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -40,7 +40,7 @@ type Verdict struct {
 	Conflicts, Left []clusterfacts.Conflict
 	// Records have to be durable before the Service's object shows what it holds now:
 	// what it has given back goes into quarantine then.
-	Records []quarantine.Record
+	Records []quarantinestore.Record
 }
 
 // waits reports whether a later call may give a better answer, though the

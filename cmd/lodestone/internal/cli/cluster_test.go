@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
@@ -58,7 +58,7 @@ func TestOperatorSeesWhatTheControllerSees(t *testing.T) {
 		"{env: prod}}}]\n"
 	w.add(
 		configMap(config.ConfigMapName, config.Key, pool),
-		configMap(quarantine.ConfigMapName, quarantine.Key,
+		configMap(quarantinestore.ConfigMapName, quarantinestore.Key,
 			"version 1\n2999-01-01T00:00:00Z shop/gone 203.0.113.11 until 2999-01-01T01:00:00Z\n"),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"env": "prod"}}},
 		node("n1", "203.0.113.10", nil),

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/lodestone-lb/lodestone/controller/quarantine"
+	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/explain"
 	"github.com/lodestone-lb/lodestone/ipam"
@@ -113,7 +113,7 @@ func TestStoryOfAVIPInQuarantine(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	released := ago(10 * time.Minute)
-	w.add(configMap(quarantine.ConfigMapName, quarantine.Key, "version 1\n"+quarantine.Record{
+	w.add(configMap(quarantinestore.ConfigMapName, quarantinestore.Key, "version 1\n"+quarantinestore.Record{
 		Addr: netip.MustParseAddr("203.0.113.19"), Service: "shop/gone", Since: released, Until: released.Add(time.Hour)}.String()+"\n"))
 	asks := service("asks", "")
 	asks.Annotations = map[string]string{annotation.Addresses: "203.0.113.19"}

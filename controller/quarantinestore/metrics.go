@@ -1,4 +1,4 @@
-package quarantine
+package quarantinestore
 
 import (
 	"time"
@@ -83,7 +83,7 @@ func resultOf(err error) string {
 }
 
 // Describe implements prometheus.Collector.
-func (b *Book) Describe(ch chan<- *prometheus.Desc) {
+func (b *Store) Describe(ch chan<- *prometheus.Desc) {
 	ch <- recordCount
 	ch <- textSize
 	b.metrics.writes.Describe(ch)
@@ -91,7 +91,7 @@ func (b *Book) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (b *Book) Collect(ch chan<- prometheus.Metric) {
+func (b *Store) Collect(ch chan<- prometheus.Metric) {
 	b.mu.Lock()
 	live, _ := b.sift(time.Now())
 	size := b.size

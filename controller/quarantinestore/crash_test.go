@@ -1,4 +1,4 @@
-package quarantine
+package quarantinestore
 
 import (
 	"context"
@@ -58,7 +58,7 @@ type world struct {
 
 // leader is a process that may die.
 type leader struct {
-	*Book
+	*Store
 	killed context.Context
 	kill   context.CancelFunc
 	// faults are what becomes of its next requests.
@@ -97,7 +97,7 @@ func (w *world) restart(i int) {
 	}
 	l := &leader{}
 	l.killed, l.kill = context.WithCancel(context.Background())
-	l.Book = w.server.open()
+	l.Store = w.server.open()
 	w.leaders[i] = l
 	w.server.meddleWith(nil)
 	known, err := l.Load(context.Background())

@@ -1,4 +1,4 @@
-package quarantine
+package quarantinestore
 
 import (
 	"context"
@@ -19,7 +19,7 @@ const (
 	// deadline, so that no write of a former leader arrives after it has lost the lead.
 	attemptTimeout = 5 * time.Second
 	// A write is followed by a pause that grows with its size: etcd stores the
-	// whole text each time. A full book is written about 4 times a second, a
+	// whole text each time. A full store is written about 4 times a second, a
 	// small one up to 40 times.
 	shortestPause = 25 * time.Millisecond
 	pausePerByte  = 200 * time.Nanosecond
@@ -29,7 +29,7 @@ const (
 var retries = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 5 * time.Second}
 
 // insist repeats the attempt until it succeeds, ctx ends, or its error is permanent.
-func (b *Book) insist(ctx context.Context, attempt func(context.Context) error) error {
+func (b *Store) insist(ctx context.Context, attempt func(context.Context) error) error {
 	err := retries.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, attemptTimeout)
 		defer cancel()
@@ -68,7 +68,7 @@ func isTransient(err error) bool {
 }
 
 // read takes over the records of the ConfigMap, which may not exist.
-func (b *Book) read(ctx context.Context) error {
+func (b *Store) read(ctx context.Context) error {
 	object, err := b.client.Get(ctx, ConfigMapName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -91,8 +91,8 @@ func (b *Book) read(ctx context.Context) error {
 	return nil
 }
 
-// write writes the records of the book to the ConfigMap.
-func (b *Book) write(ctx context.Context) error {
+// write writes the records to the ConfigMap.
+func (b *Store) write(ctx context.Context) error {
 	if err := b.pause(ctx); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (b *Book) write(ctx context.Context) error {
 	return nil
 }
 
-func (b *Book) pause(ctx context.Context) error {
+func (b *Store) pause(ctx context.Context) error {
 	select {
 	case <-time.After(time.Until(b.next)):
 		return nil
@@ -125,7 +125,7 @@ func (b *Book) pause(ctx context.Context) error {
 
 // put creates or updates the ConfigMap. The resourceVersion that it was read
 // with lets it fail if somebody else has written since.
-func (b *Book) put(ctx context.Context, text string) (*corev1.ConfigMap, error) {
+func (b *Store) put(ctx context.Context, text string) (*corev1.ConfigMap, error) {
 	object := b.object.DeepCopy()
 	if object.Data == nil {
 		object.Data = map[string]string{}
@@ -138,7 +138,7 @@ func (b *Book) put(ctx context.Context, text string) (*corev1.ConfigMap, error) 
 }
 
 // reportFull logs the records that had no room, once until there is room again.
-func (b *Book) reportFull(dropped []Record) {
+func (b *Store) reportFull(dropped []Record) {
 	b.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
 	if len(dropped) > 0 && !b.full {
 		b.log.Warn("too many released addresses: of namespaces with most some are not on record, a restart of the controller forgets them",

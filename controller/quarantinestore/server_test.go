@@ -1,4 +1,4 @@
-package quarantine
+package quarantinestore
 
 import (
 	"context"
@@ -46,8 +46,8 @@ func (s *server) client() *fake.Clientset {
 	return c
 }
 
-// open returns a book, as a controller that starts would have it.
-func (s *server) open() *Book { return New(s.client(), namespace, slog.New(slog.DiscardHandler)) }
+// open returns a Store, as a controller that starts would have it.
+func (s *server) open() *Store { return New(s.client(), namespace, slog.New(slog.DiscardHandler)) }
 
 func (s *server) serve(a k8stesting.Action) (runtime.Object, error) {
 	time.Sleep(s.delay)
@@ -166,7 +166,7 @@ func load(t *testing.T, s *server) []string {
 	return loadInto(t, s.open())
 }
 
-func loadInto(t *testing.T, b *Book) []string {
+func loadInto(t *testing.T, b *Store) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

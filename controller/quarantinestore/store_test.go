@@ -1,4 +1,4 @@
-package quarantine
+package quarantinestore
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 
 // simulated runs a story on a clock that starts at 2000-01-01T00:00:00Z and
 // moves when everybody waits.
-func simulated(t *testing.T, story func(t *testing.T, s *server, b *Book)) {
+func simulated(t *testing.T, story func(t *testing.T, s *server, b *Store)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{}
 		b := s.open()
@@ -32,7 +32,7 @@ func simulated(t *testing.T, story func(t *testing.T, s *server, b *Book)) {
 }
 
 func TestReleasesAreThereAfterARestart(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", 30*time.Second)))
 		time.Sleep(1500 * time.Millisecond)
 		require.NoError(t, b.Keep(t.Context(), release("2001:db8::5", "shop/cart", time.Hour), release("203.0.113.4", "shop/cart", time.Hour)))
@@ -49,7 +49,7 @@ func TestReleasesAreThereAfterARestart(t *testing.T) {
 
 		time.Sleep(time.Minute)
 		assert.Equal(t, want[1:], load(t, s), "what is over is not returned")
-		assert.Contains(t, s.text(), want[0], "an idle book writes nothing")
+		assert.Contains(t, s.text(), want[0], "an idle store writes nothing")
 		assert.Equal(t, 2, s.writes)
 
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.4", "default/api", 2*time.Hour)))
@@ -59,7 +59,7 @@ func TestReleasesAreThereAfterARestart(t *testing.T) {
 }
 
 func TestAnAddressThatIsFreeAtOnce(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", 0)))
 		assert.Zero(t, s.writes, "there is nothing to remember")
 
@@ -75,7 +75,7 @@ func TestAnAddressThatIsFreeAtOnce(t *testing.T) {
 // TestABurstCostsFewWrites: the first call is written at once, the others
 // share writes.
 func TestABurstCostsFewWrites(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		s.delay = 5 * time.Millisecond
 		start := time.Now()
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/first", time.Hour)))
@@ -90,7 +90,7 @@ func TestABurstCostsFewWrites(t *testing.T) {
 
 // keepMany releases n addresses, of as many Services at a time as there are
 // callers.
-func keepMany(t testing.TB, b *Book, n, callers int) {
+func keepMany(t testing.TB, b *Store, n, callers int) {
 	var all sync.WaitGroup
 	next := make(chan int)
 	for range callers {
@@ -108,9 +108,9 @@ func keepMany(t testing.TB, b *Book, n, callers int) {
 	all.Wait()
 }
 
-// TestAFullBookIsWrittenRarely: what etcd has to store a second is bounded.
-func TestAFullBookIsWrittenRarely(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+// TestAFullStoreIsWrittenRarely: what etcd has to store a second is bounded.
+func TestAFullStoreIsWrittenRarely(t *testing.T) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), many(12_000)...))
 		start, writes, bytes := time.Now(), s.writes, 0
 		for time.Since(start) < 2*time.Second {
@@ -133,8 +133,8 @@ func many(n int) []Record {
 	return records
 }
 
-func TestABookThatIsFullDropsWhatEndsFirst(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+func TestAFullStoreDropsWhatEndsFirst(t *testing.T) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		records := many(20_000)
 		require.NoError(t, b.Keep(t.Context(), records...))
 		assert.LessOrEqual(t, len(s.text()), maxText)
@@ -151,10 +151,10 @@ func TestABookThatIsFullDropsWhatEndsFirst(t *testing.T) {
 	})
 }
 
-// A namespace that gives back as many addresses as it likes fills the book with its own. What
+// A namespace that gives back as many addresses as it likes fills the store with its own. What
 // others gave back before, and what they give back now, stays on record.
 func TestNoNamespaceCrowdsOutOthers(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		before, now := release("203.0.113.5", "shop/web", time.Minute), release("203.0.113.6", "shop/api", time.Second)
 		require.NoError(t, b.Keep(t.Context(), before))
 		require.NoError(t, b.Keep(t.Context(), many(20_000)...))
@@ -186,7 +186,7 @@ func TestFaultsAreSatOut(t *testing.T) {
 		"somebody faster": {apierrors.NewConflict(configMaps, ConfigMapName, nil), unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			simulated(t, func(t *testing.T, s *server, b *Book) {
+			simulated(t, func(t *testing.T, s *server, b *Store) {
 				s.answer(faults...)
 				require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Hour)))
 				assert.Len(t, load(t, s), 1)
@@ -201,7 +201,7 @@ func TestFaultsAreSatOut(t *testing.T) {
 
 // TestAnAnswerIsLost: the write succeeded, but nobody knows.
 func TestAnAnswerIsLost(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		lost := 0
 		s.meddleWith(func(verb string) (before, after error) {
 			if verb != "get" && lost < 2 {
@@ -217,7 +217,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 }
 
 func TestWhatCannotBeSavedIsAnError(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		down := func(string) (before, after error) {
 			return apierrors.NewServiceUnavailable("etcd is electing"), nil
 		}
@@ -249,7 +249,7 @@ func TestWhatCannotBeSavedIsAnError(t *testing.T) {
 
 func TestErrorsThatStay(t *testing.T) {
 	forbidden := apierrors.NewForbidden(configMaps, ConfigMapName, errors.New("no RBAC rule"))
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		start := time.Now()
 		s.answer(forbidden)
 		err := b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Hour))
@@ -263,7 +263,7 @@ func TestErrorsThatStay(t *testing.T) {
 }
 
 func TestAnotherVersionIsNeitherReadNorOverwritten(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Hour)))
 		s.edit(func(string) string { return "version 2\n{}\n" })
 		_, err := s.open().Load(t.Context())
@@ -281,7 +281,7 @@ func TestAnotherVersionIsNeitherReadNorOverwritten(t *testing.T) {
 }
 
 func TestSomebodyEditsTheConfigMap(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Hour)))
 		own := s.text()
 		const added = "2000-01-01T00:00:00Z default/added 203.0.113.9 until 2000-01-02T00:00:00Z\n"
@@ -302,7 +302,7 @@ func TestSomebodyEditsTheConfigMap(t *testing.T) {
 }
 
 func TestOthersPartsOfTheConfigMapAreKept(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		s.object = &corev1.ConfigMap{}
 		s.object.Namespace, s.object.Name, s.object.ResourceVersion = namespace, ConfigMapName, "7"
 		s.object.Labels = map[string]string{"app.kubernetes.io/managed-by": "Helm"}
@@ -317,7 +317,7 @@ func TestOthersPartsOfTheConfigMapAreKept(t *testing.T) {
 
 // TestTwoLeadersLoseNothing: the old one does not know yet that it is over.
 func TestTwoLeadersLoseNothing(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, old *Book) {
+	simulated(t, func(t *testing.T, s *server, old *Store) {
 		require.NoError(t, old.Keep(t.Context(), release("203.0.113.1", "default/before", time.Hour)))
 		young := s.open()
 		require.Len(t, loadInto(t, young), 1)
@@ -340,7 +340,7 @@ func TestTwoLeadersLoseNothing(t *testing.T) {
 
 // TestTheClockWasSetBack: a record from the future starts now.
 func TestTheClockWasSetBack(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.6", "default/web", time.Hour)))
 		s.edit(func(text string) string {
 			return text + "2026-11-21T16:00:00Z default/web 203.0.113.5 until 2026-11-21T16:00:30Z\n" +
@@ -369,7 +369,7 @@ func TestRecordsThatCouldNotBeReadBackAreRefused(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	simulated(t, func(t *testing.T, s *server, b *Book) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Second),
 			release("203.0.113.6", "default/web", time.Hour)))
 		time.Sleep(time.Minute)

@@ -1,14 +1,13 @@
-// Package quarantine keeps the record of the addresses in quarantine, in a
-// ConfigMap: which Service released each of them, when, and until when nobody
-// else may have it. The Services are gone by then. A restart of the controller
-// ends neither a quarantine nor the time that an address is kept for a Service
-// that comes back.
+// Package quarantinestore records the addresses in quarantine in a ConfigMap: which Service
+// released each of them, when, and until when nobody else may have it. The Services are gone by
+// then. A restart of the controller ends neither a quarantine nor the time that an address is
+// kept for a Service that comes back. Package ipam decides which addresses are in quarantine.
 //
-//	book.go     Book: Load at the start, Keep before an address is released
+//	store.go    Store: Load at the start, Keep before an address is released
 //	write.go    reads and writes the ConfigMap, and tries again
 //	record.go   Record, and the text that has them all
 //	metrics.go  the metrics, and why a record is lost
-package quarantine
+package quarantinestore
 
 import (
 	"context"
@@ -32,14 +31,14 @@ const (
 	Key = "quarantine"
 )
 
-// Book is the record of addresses in quarantine. The leader alone writes it, and what the
+// Store is the record of addresses in quarantine. The leader alone writes it, and what the
 // leader knows counts. Lines that somebody removes come back with the next write. Lines that
 // somebody adds stay, and count from the next start.
 //
 // It has no goroutine. A call of Keep while nobody writes does the writing, also for the calls
-// that come meanwhile. An idle book writes nothing. It is safe for concurrent use, and a
+// that come meanwhile. An idle store writes nothing. It is safe for concurrent use, and a
 // prometheus.Collector of the lodestone_quarantine metrics.
-type Book struct {
+type Store struct {
 	client    typedcorev1.ConfigMapInterface
 	namespace string
 	log       *slog.Logger
@@ -69,17 +68,17 @@ type Book struct {
 	fault error
 }
 
-// New returns a book whose ConfigMap is in the namespace. It is of no use until
+// New returns a Store whose ConfigMap is in the namespace. It is of no use until
 // Load.
-func New(client kubernetes.Interface, namespace string, log *slog.Logger) *Book {
-	return &Book{
+func New(client kubernetes.Interface, namespace string, log *slog.Logger) *Store {
+	return &Store{
 		client: client.CoreV1().ConfigMaps(namespace), namespace: namespace, log: log, metrics: newMetrics(),
 		turn: make(chan struct{}, 1), records: map[netip.Addr]Record{},
 	}
 }
 
 // String returns namespace and name of the ConfigMap.
-func (b *Book) String() string { return b.namespace + "/" + ConfigMapName }
+func (b *Store) String() string { return b.namespace + "/" + ConfigMapName }
 
 // Load returns what is on record, oldest first, and nothing if there is no ConfigMap. A release
 // in the future counts as one now, because the clock was set back. Load tries until ctx ends or
@@ -87,7 +86,7 @@ func (b *Book) String() string { return b.namespace + "/" + ConfigMapName }
 //
 // List the Services before Load. A Service that was gone by then has its record, because the
 // record is written before the Service goes.
-func (b *Book) Load(ctx context.Context) ([]Record, error) {
+func (b *Store) Load(ctx context.Context) ([]Record, error) {
 	err := b.inTurn(ctx, func() error { return b.insist(ctx, b.read) })
 	if err != nil {
 		return nil, fmt.Errorf("load released addresses: %w", err)
@@ -102,9 +101,9 @@ func (b *Book) Load(ctx context.Context) ([]Record, error) {
 // Keep puts releases on record and returns nil once they are durable: release the addresses in
 // the API after that. A record replaces an older one of the same address. Calls during a write
 // share the next write. Keep tries until ctx ends or an error is permanent, and a later call
-// saves what it could not save. A book that is full drops records of the namespaces that have most,
+// saves what it could not save. A full store drops records of the namespaces that have most,
 // those that end first, and counts them.
-func (b *Book) Keep(ctx context.Context, records ...Record) error {
+func (b *Store) Keep(ctx context.Context, records ...Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {
 			return fmt.Errorf("record the release of %s: %w", r.Addr, err)
@@ -137,8 +136,8 @@ func names(records []Record) string {
 
 // note takes the records over and returns which call of Keep this is. It need
 // not be saved if it changes nothing: an address that is free at once and is
-// not in the book, or a record that is.
-func (b *Book) note(records []Record) (mine uint64, needed bool) {
+// not recorded, or a record that is.
+func (b *Store) note(records []Record) (mine uint64, needed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	saved := b.saved >= b.noted
@@ -156,14 +155,14 @@ func (b *Book) note(records []Record) (mine uint64, needed bool) {
 	return b.noted, needed
 }
 
-func (b *Book) isSaved(mine uint64) bool {
+func (b *Store) isSaved(mine uint64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.saved >= mine
 }
 
 // inTurn calls f while nobody else reads or writes the ConfigMap.
-func (b *Book) inTurn(ctx context.Context, f func() error) error {
+func (b *Store) inTurn(ctx context.Context, f func() error) error {
 	select {
 	case b.turn <- struct{}{}:
 		defer func() { <-b.turn }()
@@ -174,7 +173,7 @@ func (b *Book) inTurn(ctx context.Context, f func() error) error {
 }
 
 // because adds to an error why the API server did not do what it was last asked for.
-func (b *Book) because(err error) error {
+func (b *Store) because(err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fault == nil {
@@ -185,7 +184,7 @@ func (b *Book) because(err error) error {
 
 // merge adds the records of the ConfigMap. Of an address the newest record counts, but a
 // record from the future does not replace one that is known.
-func (b *Book) merge(records []Record, size int, now time.Time) {
+func (b *Store) merge(records []Record, size int, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.size = size
@@ -203,7 +202,7 @@ func (b *Book) merge(records []Record, size int, now time.Time) {
 }
 
 // sift parts the records into those that still count and those that are over.
-func (b *Book) sift(now time.Time) (live, over []Record) {
+func (b *Store) sift(now time.Time) (live, over []Record) {
 	for _, r := range b.records {
 		if r.Until.After(now) {
 			live = append(live, r)
@@ -224,7 +223,7 @@ type draft struct {
 	over, full []Record
 }
 
-func (b *Book) draft(now time.Time) draft {
+func (b *Store) draft(now time.Time) draft {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	live, over := b.sift(now)
@@ -233,7 +232,7 @@ func (b *Book) draft(now time.Time) draft {
 }
 
 // settle records that the ConfigMap has the draft.
-func (b *Book) settle(d draft) {
+func (b *Store) settle(d draft) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.saved, b.size = d.noted, len(d.text)

@@ -1,4 +1,4 @@
-package quarantine
+package quarantinestore
 
 import (
 	"cmp"
@@ -18,7 +18,7 @@ type Record struct {
 	Addr netip.Addr
 	// Service is "namespace/name" of the Service that had the address.
 	Service string
-	// Since is when it was released, Until when anybody may have it. The book
+	// Since is when it was released, Until when anybody may have it. The text
 	// has whole seconds and rounds Until up. If both are equal, the address
 	// is free at once.
 	Since, Until time.Time
