@@ -45,7 +45,8 @@ func TestAdmit(t *testing.T) {
 			"hop": with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.MinTTL = 255 }),
 		"interval 999µs: want 1ms to 1h11m34.967295s, in whole " +
 			"microseconds": with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.ReceiveInterval = 999 * time.Microsecond }),
-		"detect multiplier 256: want 1 to 255":                   with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.DetectMultiplier = 256 }),
+		"detect multiplier 256: want 1 to " +
+			"255": with(func(s *Session) { s.Remote = addr("198.18.0.3"); s.DetectMultiplier = 256 }),
 		`packets cannot be distinguished from those of peer "a"`: with(func(s *Session) { s.Interface = "eth0" }),
 	} {
 		possible, err := admit(sessions)
