@@ -83,21 +83,21 @@ func resultOf(err error) string {
 }
 
 // Describe implements prometheus.Collector.
-func (b *Store) Describe(ch chan<- *prometheus.Desc) {
+func (s *Store) Describe(ch chan<- *prometheus.Desc) {
 	ch <- recordCount
 	ch <- textSize
-	b.metrics.writes.Describe(ch)
-	b.metrics.dropped.Describe(ch)
+	s.metrics.writes.Describe(ch)
+	s.metrics.dropped.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
-func (b *Store) Collect(ch chan<- prometheus.Metric) {
-	b.mu.Lock()
-	live, _ := b.sift(time.Now())
-	size := b.size
-	b.mu.Unlock()
+func (s *Store) Collect(ch chan<- prometheus.Metric) {
+	s.mu.Lock()
+	live, _ := s.sift(time.Now())
+	size := s.size
+	s.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(recordCount, prometheus.GaugeValue, float64(len(live)))
 	ch <- prometheus.MustNewConstMetric(textSize, prometheus.GaugeValue, float64(size))
-	b.metrics.writes.Collect(ch)
-	b.metrics.dropped.Collect(ch)
+	s.metrics.writes.Collect(ch)
+	s.metrics.dropped.Collect(ch)
 }

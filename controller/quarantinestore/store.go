@@ -78,7 +78,7 @@ func New(client kubernetes.Interface, namespace string, log *slog.Logger) *Store
 }
 
 // String returns namespace and name of the ConfigMap.
-func (b *Store) String() string { return b.namespace + "/" + ConfigMapName }
+func (s *Store) String() string { return s.namespace + "/" + ConfigMapName }
 
 // Load returns what is on record, oldest first, and nothing if there is no ConfigMap. A release
 // in the future counts as one now, because the clock was set back. Load tries until ctx ends or
@@ -86,14 +86,14 @@ func (b *Store) String() string { return b.namespace + "/" + ConfigMapName }
 //
 // List the Services before Load. A Service that was gone by then has its record, because the
 // record is written before the Service goes.
-func (b *Store) Load(ctx context.Context) ([]Record, error) {
-	err := b.inTurn(ctx, func() error { return b.insist(ctx, b.read) })
+func (s *Store) Load(ctx context.Context) ([]Record, error) {
+	err := s.inTurn(ctx, func() error { return s.insist(ctx, s.read) })
 	if err != nil {
 		return nil, fmt.Errorf("load released addresses: %w", err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	live, _ := b.sift(time.Now())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	live, _ := s.sift(time.Now())
 	sortOldestFirst(live)
 	return live, nil
 }
@@ -103,21 +103,21 @@ func (b *Store) Load(ctx context.Context) ([]Record, error) {
 // share the next write. Keep tries until ctx ends or an error is permanent, and a later call
 // saves what it could not save. A full store drops records of the namespaces that have most,
 // those that end first, and counts them.
-func (b *Store) Keep(ctx context.Context, records ...Record) error {
+func (s *Store) Keep(ctx context.Context, records ...Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {
 			return fmt.Errorf("record the release of %s: %w", r.Addr, err)
 		}
 	}
-	mine, needed := b.note(records)
+	mine, needed := s.note(records)
 	if !needed {
 		return nil
 	}
-	err := b.inTurn(ctx, func() error {
-		if b.isSaved(mine) {
+	err := s.inTurn(ctx, func() error {
+		if s.isSaved(mine) {
 			return nil
 		}
-		return b.insist(ctx, b.write)
+		return s.insist(ctx, s.write)
 	})
 	if err != nil {
 		return fmt.Errorf("record the release of %s: %w", names(records), err)
@@ -137,59 +137,59 @@ func names(records []Record) string {
 // note takes the records over and returns which call of Keep this is. It need
 // not be saved if it changes nothing: an address that is free at once and is
 // not recorded, or a record that is.
-func (b *Store) note(records []Record) (mine uint64, needed bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	saved := b.saved >= b.noted
+func (s *Store) note(records []Record) (mine uint64, needed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	saved := s.saved >= s.noted
 	for _, r := range records {
 		r = r.rounded()
-		before, known := b.records[r.Addr]
+		before, known := s.records[r.Addr]
 		if known && !(saved && before == r) || !known && r.Until.After(r.Since) {
-			b.records[r.Addr] = r
+			s.records[r.Addr] = r
 			needed = true
 		}
 	}
 	if needed {
-		b.noted++
+		s.noted++
 	}
-	return b.noted, needed
+	return s.noted, needed
 }
 
-func (b *Store) isSaved(mine uint64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.saved >= mine
+func (s *Store) isSaved(mine uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.saved >= mine
 }
 
 // inTurn calls f while nobody else reads or writes the ConfigMap.
-func (b *Store) inTurn(ctx context.Context, f func() error) error {
+func (s *Store) inTurn(ctx context.Context, f func() error) error {
 	select {
-	case b.turn <- struct{}{}:
-		defer func() { <-b.turn }()
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
 		return f()
 	case <-ctx.Done():
-		return b.because(ctx.Err())
+		return s.because(ctx.Err())
 	}
 }
 
 // because adds to an error why the API server did not do what it was last asked for.
-func (b *Store) because(err error) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.fault == nil {
-		return fmt.Errorf("ConfigMap %s: %w", b, err)
+func (s *Store) because(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fault == nil {
+		return fmt.Errorf("ConfigMap %s: %w", s, err)
 	}
-	return fmt.Errorf("%w (gave up: %w)", b.fault, err)
+	return fmt.Errorf("%w (gave up: %w)", s.fault, err)
 }
 
 // merge adds the records of the ConfigMap. Of an address the newest record counts, but a
 // record from the future does not replace one that is known.
-func (b *Store) merge(records []Record, size int, now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.size = size
+func (s *Store) merge(records []Record, size int, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.size = size
 	for _, r := range records {
-		ours, known := b.records[r.Addr]
+		ours, known := s.records[r.Addr]
 		future := r.Since.After(now)
 		if known && (future || !r.newer(ours)) {
 			continue
@@ -197,13 +197,13 @@ func (b *Store) merge(records []Record, size int, now time.Time) {
 		if future {
 			r.Since, r.Until = now, now.Add(r.Until.Sub(r.Since))
 		}
-		b.records[r.Addr] = r.rounded()
+		s.records[r.Addr] = r.rounded()
 	}
 }
 
 // sift parts the records into those that still count and those that are over.
-func (b *Store) sift(now time.Time) (live, over []Record) {
-	for _, r := range b.records {
+func (s *Store) sift(now time.Time) (live, over []Record) {
+	for _, r := range s.records {
 		if r.Until.After(now) {
 			live = append(live, r)
 		} else {
@@ -223,22 +223,22 @@ type draft struct {
 	over, full []Record
 }
 
-func (b *Store) draft(now time.Time) draft {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	live, over := b.sift(now)
+func (s *Store) draft(now time.Time) draft {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	live, over := s.sift(now)
 	text, full := format(live)
-	return draft{text: text, noted: b.noted, over: over, full: full}
+	return draft{text: text, noted: s.noted, over: over, full: full}
 }
 
 // settle records that the ConfigMap has the draft.
-func (b *Store) settle(d draft) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.saved, b.size = d.noted, len(d.text)
+func (s *Store) settle(d draft) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.saved, s.size = d.noted, len(d.text)
 	for _, r := range slices.Concat(d.over, d.full) {
-		if b.records[r.Addr] == r {
-			delete(b.records, r.Addr)
+		if s.records[r.Addr] == r {
+			delete(s.records, r.Addr)
 		}
 	}
 }

@@ -29,7 +29,7 @@ const (
 var retries = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 5 * time.Second}
 
 // insist repeats the attempt until it succeeds, ctx ends, or its error is permanent.
-func (b *Store) insist(ctx context.Context, attempt func(context.Context) error) error {
+func (s *Store) insist(ctx context.Context, attempt func(context.Context) error) error {
 	err := retries.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		limited, cancel := context.WithTimeout(ctx, attemptTimeout)
 		defer cancel()
@@ -37,16 +37,16 @@ func (b *Store) insist(ctx context.Context, attempt func(context.Context) error)
 		if err != nil && ctx.Err() != nil {
 			return false, err // ctx has ended, which is no fault of the ConfigMap
 		}
-		b.mu.Lock()
-		b.fault = err
-		b.mu.Unlock()
+		s.mu.Lock()
+		s.fault = err
+		s.mu.Unlock()
 		if isTransient(err) {
 			return false, nil
 		}
 		return err == nil, err
 	})
 	if err != nil && ctx.Err() != nil {
-		return b.because(ctx.Err())
+		return s.because(ctx.Err())
 	}
 	return err
 }
@@ -68,55 +68,55 @@ func isTransient(err error) bool {
 }
 
 // read takes over the records of the ConfigMap, which may not exist.
-func (b *Store) read(ctx context.Context) error {
-	object, err := b.client.Get(ctx, ConfigMapName, metav1.GetOptions{})
+func (s *Store) read(ctx context.Context) error {
+	object, err := s.client.Get(ctx, ConfigMapName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: ConfigMapName}}
+		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: ConfigMapName}}
 	case err != nil:
-		return fmt.Errorf("get ConfigMap %s: %w", b, err)
+		return fmt.Errorf("get ConfigMap %s: %w", s, err)
 	}
 	text := object.Data[Key]
 	page, err := parse(text)
 	if err != nil {
-		return fmt.Errorf("read ConfigMap %s: %w", b, err)
+		return fmt.Errorf("read ConfigMap %s: %w", s, err)
 	}
 	if page.unreadable > 0 {
-		b.metrics.dropped.WithLabelValues(string(LostUnreadable)).Add(float64(page.unreadable))
-		b.log.Warn("released addresses: lines skipped, the next write removes them", "configmap", b.String(),
+		s.metrics.dropped.WithLabelValues(string(LostUnreadable)).Add(float64(page.unreadable))
+		s.log.Warn("released addresses: lines skipped, the next write removes them", "configmap", s.String(),
 			"lines", page.unreadable, "records", len(page.records), "first", page.first)
 	}
-	b.merge(page.records, len(text), time.Now())
-	b.object = object
+	s.merge(page.records, len(text), time.Now())
+	s.object = object
 	return nil
 }
 
 // write writes the records to the ConfigMap.
-func (b *Store) write(ctx context.Context) error {
-	if err := b.pause(ctx); err != nil {
+func (s *Store) write(ctx context.Context) error {
+	if err := s.pause(ctx); err != nil {
 		return err
 	}
-	if b.object == nil {
-		if err := b.read(ctx); err != nil {
+	if s.object == nil {
+		if err := s.read(ctx); err != nil {
 			return err
 		}
 	}
-	d := b.draft(time.Now())
-	object, err := b.put(ctx, d.text)
-	b.object, b.next = object, time.Now().Add(shortestPause+time.Duration(len(d.text))*pausePerByte)
-	b.metrics.writes.WithLabelValues(resultOf(err)).Inc()
+	d := s.draft(time.Now())
+	object, err := s.put(ctx, d.text)
+	s.object, s.next = object, time.Now().Add(shortestPause+time.Duration(len(d.text))*pausePerByte)
+	s.metrics.writes.WithLabelValues(resultOf(err)).Inc()
 	if err != nil {
-		b.object = nil // whether it was written or not
-		return fmt.Errorf("write ConfigMap %s: %w", b, err)
+		s.object = nil // whether it was written or not
+		return fmt.Errorf("write ConfigMap %s: %w", s, err)
 	}
-	b.settle(d)
-	b.reportFull(d.full)
+	s.settle(d)
+	s.reportFull(d.full)
 	return nil
 }
 
-func (b *Store) pause(ctx context.Context) error {
+func (s *Store) pause(ctx context.Context) error {
 	select {
-	case <-time.After(time.Until(b.next)):
+	case <-time.After(time.Until(s.next)):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -125,24 +125,24 @@ func (b *Store) pause(ctx context.Context) error {
 
 // put creates or updates the ConfigMap. The resourceVersion that it was read
 // with lets it fail if somebody else has written since.
-func (b *Store) put(ctx context.Context, text string) (*corev1.ConfigMap, error) {
-	object := b.object.DeepCopy()
+func (s *Store) put(ctx context.Context, text string) (*corev1.ConfigMap, error) {
+	object := s.object.DeepCopy()
 	if object.Data == nil {
 		object.Data = map[string]string{}
 	}
 	object.Data[Key] = text
 	if object.ResourceVersion == "" {
-		return b.client.Create(ctx, object, metav1.CreateOptions{})
+		return s.client.Create(ctx, object, metav1.CreateOptions{})
 	}
-	return b.client.Update(ctx, object, metav1.UpdateOptions{})
+	return s.client.Update(ctx, object, metav1.UpdateOptions{})
 }
 
 // reportFull logs the records that had no room, once until there is room again.
-func (b *Store) reportFull(dropped []Record) {
-	b.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
-	if len(dropped) > 0 && !b.full {
-		b.log.Warn("too many released addresses: of namespaces with most some are not on record, a restart of the controller forgets them",
-			"configmap", b.String(), "dropped", len(dropped), "limitBytes", maxText, "endsFirst", dropped[len(dropped)-1].String())
+func (s *Store) reportFull(dropped []Record) {
+	s.metrics.dropped.WithLabelValues(string(LostFull)).Add(float64(len(dropped)))
+	if len(dropped) > 0 && !s.full {
+		s.log.Warn("too many released addresses: of namespaces with most some are not on record, a restart of the controller forgets them",
+			"configmap", s.String(), "dropped", len(dropped), "limitBytes", maxText, "endsFirst", dropped[len(dropped)-1].String())
 	}
-	b.full = len(dropped) > 0
+	s.full = len(dropped) > 0
 }
