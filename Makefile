@@ -82,7 +82,7 @@ UNIT = status=0; CGO_ENABLED=1 $(TEST) -race -p 3 -parallel 4 -timeout 60m $(ARG
 	$(TEST) -timeout 60m $(ARGS) $(PURE) || status=1; exit $$status
 E2ETESTS = cd $(E2E); status=0; $(TEST) -timeout 90m $(ARGS) ./scenarios || status=1; \
 	$(TEST) -p 4 -parallel 4 -timeout 90m $(ARGS) ./fleet ./tutorial ./apiservers ./lab $$(go list ./... | grep -v /scenarios$$) || status=1; exit $$status
-RELEASETESTS = cd $(RELEASE) && $(TEST) $(ARGS) ./...
+RELEASETESTS = cd $(RELEASE) && $(TEST) -timeout 60m $(ARGS) ./...
 SUM  = go run ./hack/testsum $(if $(CI),-strict)
 
 unit: root ## unit and property tests, with the race detector where there are goroutines (root)

@@ -57,11 +57,13 @@ type joined struct {
 	refused error // what comes of a list of Leases
 }
 
-// refuse has the API server refuse to list Leases. Nil: it lists them again.
+// refuse has the API server refuse to list Leases, and waits until what the provider knows of them is over. Nil: it lists
+// them again.
 func (j *joined) refuse(err error) {
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.refused = err
+	j.mu.Unlock()
+	time.Sleep(10 * time.Second)
 }
 
 func join(t *testing.T, o provider.Options, addresses ...corev1.NodeAddress) *joined {

@@ -3,6 +3,7 @@ package world_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,13 +88,54 @@ func (d defect) apply(t *testing.T) map[string]string {
 	return changed
 }
 
-// TestDefectsApply: a defect that cannot be put back is not shown to be found any more.
+// overlay writes a file for go build that has the changed files in place of those of today.
+func overlay(t *testing.T, changed map[string]string) string {
+	t.Helper()
+	folder, replace := t.TempDir(), map[string]string{}
+	for file, text := range changed {
+		path, err := filepath.Abs(filepath.Join(root, file))
+		require.NoError(t, err)
+		replace[path] = filepath.Join(folder, strings.ReplaceAll(file, "/", "_"))
+		require.NoError(t, os.WriteFile(replace[path], []byte(text), 0o600))
+	}
+	list, err := json.Marshal(map[string]any{"Replace": replace})
+	require.NoError(t, err)
+	path := filepath.Join(folder, "overlay.json")
+	require.NoError(t, os.WriteFile(path, list, 0o600))
+	return path
+}
+
+// goCommand runs go as the other binaries are built, so that they share what is compiled.
+func goCommand(args ...string) ([]byte, error) {
+	command := exec.Command("go", args...)
+	command.Env = append(os.Environ(), "CGO_ENABLED=0")
+	return command.CombinedOutput()
+}
+
+// TestDefectsApply: a defect that cannot be put back, or does not compile, is not shown to be found any more. Defects of
+// different files are compiled together.
 func TestDefectsApply(t *testing.T) {
 	t.Parallel()
+	var builds []map[string]string
 	for _, folder := range []string{proven, "defects/unproven"} {
 		for _, d := range defects(t, folder) {
-			d.apply(t)
+			changed := d.apply(t)
+			i := slices.IndexFunc(builds, func(files map[string]string) bool {
+				return !slices.ContainsFunc(slices.Collect(maps.Keys(changed)), func(file string) bool { return files[file] != "" })
+			})
+			if i < 0 {
+				i, builds = len(builds), append(builds, map[string]string{})
+			}
+			maps.Copy(builds[i], changed)
 		}
+	}
+	for _, files := range builds {
+		build := []string{"build", "-overlay", overlay(t, files)}
+		for file := range files {
+			build = append(build, root+"/"+filepath.Dir(file))
+		}
+		out, err := goCommand(build...)
+		require.NoError(t, err, "%s", out)
 	}
 }
 
@@ -103,21 +145,8 @@ const seeds, nodes = 1000, 3
 // find builds the command with the defect, and has a seed from that one on find it.
 func (d defect) find(t *testing.T, from uint64) {
 	t.Helper()
-	folder, replace := t.TempDir(), map[string]string{}
-	for file, text := range d.apply(t) {
-		path, err := filepath.Abs(filepath.Join(root, file))
-		require.NoError(t, err)
-		replace[path] = filepath.Join(folder, strings.ReplaceAll(file, "/", "_"))
-		require.NoError(t, os.WriteFile(replace[path], []byte(text), 0o600))
-	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "overlay.json"), overlay, 0o600))
-	binary := filepath.Join(folder, "simulate")
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-overlay", filepath.Join(folder, "overlay.json"), "-o", binary,
-		root+"/hack/simulate")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as the other binaries are, so that they share what is built
-	out, err := build.CombinedOutput()
+	binary := filepath.Join(t.TempDir(), "simulate")
+	out, err := goCommand("build", "-ldflags=-s -w", "-overlay", overlay(t, d.apply(t)), "-o", binary, root+"/hack/simulate")
 	require.NoError(t, err, "%s: %s", d.name, out)
 	out, err = exec.Command(binary, "-first", "-from", fmt.Sprint(from), "-seeds", fmt.Sprint(seeds),
 		"-nodes", fmt.Sprint(nodes)).CombinedOutput()
