@@ -3,33 +3,8 @@ package main
 import (
 	"strings"
 
-	"k8s.io/cloud-provider/app/config"
-	"k8s.io/component-base/metrics/prometheus/slis"
-	framework "k8s.io/controller-manager/app"
-
-	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
-
-// serveHTTPS takes the secure port over from the framework and serves there what the framework
-// would, /readyz and the dashboard. The framework has only /healthz for all checks, so that
-// the kubelet would restart a process that waits for the API server.
-func (p *process) serveHTTPS(c *config.CompletedConfig) error {
-	secure := c.SecureServing
-	c.SecureServing = nil
-	if secure == nil { // --secure-port=0
-		return nil
-	}
-	mux := framework.NewBaseHandler(&c.ComponentConfig.Generic.Debugging, debughttp.Healthz(p.election.alive))
-	mux.Handle("/readyz", debughttp.Readyz(p.checks))
-	slis.SLIMetricsWithReset{}.Install(mux)
-	p.serveDashboard(mux)
-	handler, err := p.serveAdmission(secure, guard(mux, &c.Authentication, &c.Authorization))
-	if err != nil {
-		return err
-	}
-	return serve(p.stopped, secure, handler)
-}
 
 // checks are the conditions under which this process does its part. The part of a standby is
 // to wait.

@@ -9,15 +9,15 @@
 //
 // The files, from the outside in:
 //
-//	main.go       the program: flags, and when it ends
-//	flags.go      our flags, and the defaults of the framework that we change
-//	process.go    the parts of the process, and how they are wired
-//	lifecycle.go  what starts when this replica leads, and ends before it does not
-//	election.go   who leads, and when a leader gives up
-//	health.go     /readyz: which checks there are
-//	secure.go     our port, its certificates, and metrics
-//	admission.go  the webhook that refuses a broken configuration
-//	dashboard.go  the dashboard, if it is on
+//	main.go        the program: flags, and when it ends
+//	flags.go       our flags, and the defaults of the framework that we change
+//	process.go     the parts of the process, and how they are wired
+//	lifecycle.go   what starts when this replica leads, and ends before it does not
+//	election.go    who leads, and when a leader gives up
+//	health.go      /readyz: which checks there are
+//	secureport.go  what the secure port serves, its certificates, and limits of connections
+//	admission.go   the webhook that refuses a broken configuration
+//	dashboard.go   the dashboard, if it is on
 package main
 
 import (

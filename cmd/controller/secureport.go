@@ -11,6 +11,9 @@ import (
 
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/cloud-provider/app/config"
+	"k8s.io/component-base/metrics/prometheus/slis"
+	framework "k8s.io/controller-manager/app"
 
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 )
@@ -19,6 +22,26 @@ const (
 	headerTimeout = 5 * time.Second
 	idleTimeout   = 90 * time.Second
 )
+
+// serveHTTPS takes the secure port over from the framework and serves there what the framework
+// would, /readyz and the dashboard. The framework has only /healthz for all checks, so that
+// the kubelet would restart a process that waits for the API server.
+func (p *process) serveHTTPS(c *config.CompletedConfig) error {
+	secure := c.SecureServing
+	c.SecureServing = nil
+	if secure == nil { // --secure-port=0
+		return nil
+	}
+	mux := framework.NewBaseHandler(&c.ComponentConfig.Generic.Debugging, debughttp.Healthz(p.election.alive))
+	mux.Handle("/readyz", debughttp.Readyz(p.checks))
+	slis.SLIMetricsWithReset{}.Install(mux)
+	p.serveDashboard(mux)
+	handler, err := p.serveAdmission(secure, guard(mux, &c.Authentication, &c.Authorization))
+	if err != nil {
+		return err
+	}
+	return serve(p.stopped, secure, handler)
+}
 
 // serve serves the secure port until ctx ends, with certificates that change as the framework's
 // do. The framework's own server takes headers of 1 MiB from everybody, and by HTTP/2 hundreds
