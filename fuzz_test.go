@@ -69,7 +69,7 @@ var parsed = map[string]struct {
 	"speaker/membership/metadata.go":      {targets: []string{"FuzzMetadata"}},
 	"speaker/layer2/wire/arp.go":          {none: "FuzzARP in speaker/layer2 reads it"},
 	"speaker/layer2/wire/ndp.go":          {none: "FuzzNDP in speaker/layer2 reads it"},
-	"speaker/diagnosis/link.go":           {none: "the libraries read it that FuzzARP and FuzzAdvertisement send to"},
+	"speaker/diagnosis/neighbourprobe.go": {none: "the libraries read it that FuzzARP and FuzzAdvertisement send to"},
 	"inspect/diagnosis/ask.go":            {none: "FuzzFacts in pkg/diagnose reads it"},
 	"speaker/membership/guard/sockets.go": {none: "addresses that memberlist has from messages that passed"},
 	// What the kernel writes.

@@ -11,15 +11,15 @@
 //
 // The files, from the outside in:
 //
-//	speaker.go    Speaker: the loop, and what it needs
-//	cluster.go    the API server's objects, as the plan needs them
-//	effects.go    executes the effects of package core
-//	report.go     Reporter: what the Lease reports about this speaker and its node
-//	bfd.go        Detector: ties BFD sessions to BGP sessions
-//	kubeproxy.go  KubeProxy: whether kube-proxy is healthy
-//	address.go    AddressWatch: whether the Node still has this speaker's address
-//	status.go     the status page, and the conditions of being ready
-//	metrics.go    the metrics
+//	speaker.go      Speaker: the loop, and what it needs
+//	informers.go    the API server's objects, as the plan needs them
+//	effects.go      executes the effects of package core
+//	report.go       Reporter: what the Lease reports about this speaker and its node
+//	bfd.go          Detector: ties BFD sessions to BGP sessions
+//	kubeproxy.go    KubeProxy: whether kube-proxy is healthy
+//	nodeaddress.go  AddressWatch: whether the Node still has this speaker's address
+//	status.go       the status page, and the conditions of being ready
+//	metrics.go      the metrics
 package speaker
 
 import (

@@ -3,11 +3,11 @@
 //
 // The files, from the outside in:
 //
-//	main.go     the program: its parts, and how they are wired
-//	flags.go    flags, environment and the key
-//	live.go     how the parts begin and end
-//	status.go   /status and /readyz
-//	cleanup.go  removes the routes to pods, which outlive the speaker
+//	main.go       the program: its parts, and how they are wired
+//	flags.go      flags, environment and the key
+//	lifecycle.go  how the parts begin and end
+//	status.go     /status and /readyz
+//	cleanup.go    removes the routes to pods, which outlive the speaker
 package main
 
 import (

@@ -10,11 +10,11 @@
 //	configcopy.go     the copy of the last valid configuration, for a start without a valid one
 //	namespaces.go     the labels of namespaces
 //	passwords.go      BGP passwords, from Secrets
-//	follow.go         an informer that knows whether it has its objects, and why not
+//	informer.go       an informer that knows whether it has its objects, and why not
 //	events.go         Events, each written once
 //	reasons.go        the reasons of Events on the ConfigMap
 //	eventqueue.go     those that wait, with no object ahead of all others
-//	turns.go          a queue in which namespaces take turns
+//	fairqueue.go      a queue in which namespaces take turns
 //	metrics.go        how the configuration stands
 package kube
 

@@ -7,10 +7,10 @@
 //
 // The files, from the outside in:
 //
-//	diagnosis.go  the handler, and what it gathers
-//	kernel.go     settings, routes, capabilities and sockets, from /proc
-//	link.go       a question to a neighbour and to a VIP, by ARP and NDP
-//	synprobe.go   the first packet of a connection to a VIP's port
+//	diagnosis.go       the handler, and what it gathers
+//	kernel.go          settings, routes, capabilities and sockets, from /proc
+//	neighbourprobe.go  a question to a neighbour and to a VIP, by ARP and NDP
+//	synprobe.go        the first packet of a connection to a VIP's port
 package diagnosis
 
 import (

@@ -1,10 +1,10 @@
 // Package netstate has a live view of the network interfaces of a network namespace. It uses netlink and not
 // /sys, which may be another namespace's.
 //
-//	netstate.go  Watcher: the interfaces and their addresses
-//	gateways.go  GatewayWatcher: the default gateways
-//	nexthops.go  the addresses of an interface that routers can use as next hops
-//	groups.go    the multicast groups that the kernel has joined
+//	netstate.go         Watcher: the interfaces and their addresses
+//	gateways.go         GatewayWatcher: the default gateways
+//	nexthops.go         the addresses of an interface that routers can use as next hops
+//	multicastgroups.go  the multicast groups that the kernel has joined
 package netstate
 
 import (

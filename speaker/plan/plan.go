@@ -9,7 +9,7 @@
 //	planner.go      Planner: keeps a plan up to date when Services and nodes change
 //	owner.go        which nodes may own a VIP, and which one does
 //	ballot.go       elects it among them
-//	silence.go      why a node does not own a VIP
+//	notowner.go     why a node does not own a VIP
 //	advertised.go   which advertisements are for a VIP
 //	segments.go     which segment a VIP is on, and which interfaces
 //	connections.go  which connections to a VIP are forwarded, and this node's part of their limits

@@ -3,7 +3,7 @@
 //
 // The files, from the outside in:
 //
-//	story.go       what all explanations have: facts, and help by reason
+//	explain.go     what all explanations have: facts, and help by reason
 //	service.go     a Service: its addresses, or why it has none
 //	vip.go         a VIP: who announces it, and why the others do not
 //	forwarding.go  which nodes keep its connections, with direct forwarding
