@@ -8,33 +8,33 @@
 //
 // The files, from the outside in:
 //
-//	world.go     World: the time, and what is due in it
-//	scenario.go  what a seed decides beforehand: the size of the world, and which faults come when
-//	faults.go    how each fault begins and ends
-//	node.go      a node: its speaker with core, plan, election and segment machine
-//	members.go   who is alive, as the speakers' membership finds out
-//	detector.go  the same by the real failure detector, in some fleets
-//	family.go    what a speaker does on the segment, in each family
-//	lan.go       the segment, or both: frames are lost, delayed, repeated, reordered and cut off
-//	host.go      hosts with neighbour tables, one that takes an address, and one that repeats what it heard
-//	data.go      direct forwarding: pods, and what goes wrong on the path of packets
-//	director.go  what a speaker's Director does, with its real machine
-//	plane.go     a node's kernel: the real rules, conntrack, kube-proxy, and its neighbour table
-//	connections.go  connections of clients, and their invariants
-//	routers.go   routers, and what goes wrong with them
-//	sessions.go  what a speaker does with routers, with its real Announcer and BFD
-//	routes.go    the invariants of routes
-//	api.go       the API server, and what everybody has seen of it
-//	control.go   the replicas of the controller, and which of them leads
-//	leading.go   what the leader does, with its ledger
-//	requests.go  requests to the API server, which may be ill
-//	leases.go    a DHCP server, and what the leader has of its leases
-//	keyring.go   the key that speakers share is replaced
-//	hostile.go   tenants, and nodes that somebody has taken over
-//	clock.go     clocks drift, and are set
-//	checks.go    the invariants, with bounds and reasons
-//	book.go      who has which address, and what is wrong with that
-//	shrink.go    makes a failing scenario smaller
+//	world.go         World: the time, and what is due in it
+//	scenario.go      what a seed decides beforehand: the size of the world, and which faults come when
+//	faults.go        how each fault begins and ends
+//	node.go          a node: its speaker with core, plan, election and segment machine
+//	membership.go    who is alive, as the speakers' membership finds out
+//	detector.go      the same by the real failure detector, in some fleets
+//	layer2.go        what a speaker does on the segment, in each family
+//	lan.go           the segment, or both: frames are lost, delayed, repeated, reordered and cut off
+//	clienthost.go    hosts with neighbour tables, one that takes an address, and one that repeats what it received
+//	datapath.go      direct forwarding: pods, and what goes wrong on the path of packets
+//	direct.go        what a speaker's Director does, with its real machine
+//	nodekernel.go    a node's kernel: the real rules, conntrack, kube-proxy, and its neighbour table
+//	connections.go   connections of clients, and their invariants
+//	routers.go       routers, and what goes wrong with them
+//	bgpsessions.go   what a speaker does with routers, with its real Announcer and BFD
+//	routechecks.go   the invariants of routes
+//	api.go           the API server, and which version each client has seen
+//	replicas.go      the replicas of the controller, and which of them leads
+//	leader.go        what the leader does, with its ledger
+//	apirequests.go   requests to the API server, some of which fail
+//	dhcp.go          a DHCP server, and what the leader has of its leases
+//	keyring.go       the key that speakers share is replaced
+//	hostile.go       tenants, and nodes that somebody has taken over
+//	clock.go         clocks drift, and are set
+//	checks.go        the invariants, with bounds and reasons
+//	addresses.go     the invariants of addresses: who shows which one, and who may
+//	shrink.go        makes a failing scenario smaller
 package world
 
 import (

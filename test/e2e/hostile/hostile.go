@@ -6,6 +6,17 @@
 // etcd, an API server and hosts, and no lab, so that no kubelet or other program holds these objects,
 // too. The programs run as the chart has them, with its arguments, its environment and its accounts'
 // tokens.
+//
+// The files, from the outside in:
+//
+//	hostile.go   Run: the phases, and what is measured in each
+//	tenant.go    the other tenant, and how long its Services wait
+//	relist.go    all programs list everything anew
+//	fill.go      writes the worst objects
+//	objects.go   what they are, at the bounds of the API server
+//	programs.go  the controller and the speakers, as the chart has them
+//	apiproxy.go  a proxy before the API server, which makes watches expire
+//	testbed.go   the hosts, etcd and the API server
 package hostile
 
 import (

@@ -22,7 +22,7 @@ type control struct {
 }
 
 // replica is a process of the controller: the real Term of its lease, and what client-go's election does around it. What
-// it does while it leads is in leading.go.
+// it does while it leads is in leader.go.
 type replica struct {
 	*World
 	systemClock
