@@ -24,7 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// fakeRouter remembers what it was told, as one would read it in a log.
+// fakeRouter records its calls as lines of text.
 type fakeRouter struct {
 	changes
 	sent   []string
@@ -41,8 +41,8 @@ func (f *fakeRouter) Set(_ context.Context, want plan.BGP) error {
 	return nil
 }
 
-// Update is told what Set is, so that what routers hear does not depend on which
-// of the two it was; but what did not change must be what they know.
+// Update records the same line as Set, so that what routers are sent does not depend on which of the two was
+// called. It checks that prefixes that are not in changed have the routes that the routers know.
 func (f *fakeRouter) Update(ctx context.Context, want plan.BGP, changed []netip.Prefix) error {
 	f.mu.Lock()
 	routes := maps.Clone(f.routes)
@@ -99,7 +99,7 @@ func (s *story) hears(want ...string) {
 	}
 }
 
-// hearsNothing checks that the routers are told nothing for a while.
+// hearsNothing checks that the routers are sent nothing for a while.
 func (s *story) hearsNothing() {
 	s.t.Helper()
 	time.Sleep(50 * time.Millisecond)
@@ -330,9 +330,9 @@ func TestReached(t *testing.T) {
 	})
 }
 
-// What is wrong with a session that is up is told and logged once; and news that
-// change nothing wake neither BFD nor who reports.
-func TestDetectorTellsWhatIsNew(t *testing.T) {
+// The problem of a session that is up is published and logged once. Events that change nothing wake
+// neither BFD nor the Reporter.
+func TestDetectorPublishesChangesOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log := &testnet.Log{}
@@ -360,7 +360,7 @@ func TestDetectorTellsWhatIsNew(t *testing.T) {
 		assert.Equal(t, sets, b.sets)
 		select {
 		case <-changed:
-			t.Error("told that nothing has changed")
+			t.Error("notified although nothing has changed")
 		default:
 		}
 		b.change(func() { b.states["tor"] = bfd.Status{State: bfd.Down} })

@@ -40,7 +40,7 @@ const (
 )
 
 // BenchmarkStorm changes one object after the other, at a steady pace, and
-// tells what each costs in CPU time: the benchmark's server and the speaker
+// reports the CPU time of each change, of the benchmark's server and the speaker
 // together. The share of a server and of a client that only reads is "wire".
 func BenchmarkStorm(b *testing.B) {
 	for name, storm := range map[string]struct {

@@ -90,7 +90,7 @@ func TestEndOfTheSpeakerGivesAllUp(t *testing.T) {
 			s.announced()
 			require.Equal(t, 1, s.announcer.left())
 			require.Contains(t, s.log.String(), tt.log)
-			require.Equal(t, []bool{true, false}, s.members.said)
+			require.Equal(t, []bool{true, false}, s.members.ready)
 			require.Empty(t, s.speaker.Status().Owned)
 		})
 	}

@@ -157,7 +157,7 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 
 // Who puts a Service's manifest in place of the object (kubectl replace, Terraform)
 // takes Lodestone's annotation away, which the controller puts back at once.
-func TestAMarkThatIsTakenAwayForAMomentIsNoNews(t *testing.T) {
+func TestABriefLossOfTheAnnotationIsNoChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		marked, bare := serviceObject("web", "203.0.113.1"), serviceObject("web", "203.0.113.1")
@@ -192,9 +192,9 @@ func TestAMarkThatIsTakenAwayForAMomentIsNoNews(t *testing.T) {
 	})
 }
 
-// What sessions need of a Node is news; what a kubelet writes all the time is
-// not.
-func TestNewsOfNodes(t *testing.T) {
+// What sessions need of a Node is a change. What a kubelet writes all the time is
+// none.
+func TestChangesOfNodes(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*corev1.Node){
 		"annotation": func(n *corev1.Node) { n.Annotations = map[string]string{annotation.BGPASN: "64512"} },

@@ -36,7 +36,7 @@ func TestAskKubeProxy(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.WriteHeader(test.code)
-				w.Write([]byte(test.body)) //nolint:errcheck // the client would tell
+				w.Write([]byte(test.body)) //nolint:errcheck // the client would fail
 			}))
 			defer server.Close()
 			proxy := NewKubeProxy(server.URL, "n1", nil, nil)
@@ -184,7 +184,7 @@ type answerOf func() *http.Response
 
 func (a answerOf) RoundTrip(*http.Request) (*http.Response, error) { return a(), nil }
 
-// Whatever kube-proxy answers, a node is taken for sick only if the answer says so.
+// Whatever kube-proxy answers, a node counts as sick only if the answer has "healthy": false.
 func FuzzAsk(f *testing.F) {
 	f.Add(200, `{"lastUpdated":"2026-11-21 16:00:00","healthy":true,"status":{"IPv4":{}}}`)
 	f.Add(200, `{"healthy":false}`)

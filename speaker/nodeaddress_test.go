@@ -24,7 +24,7 @@ type nodeAddresses struct {
 func (n *nodeAddresses) Addresses() []netip.Addr  { return n.addrs }
 func (n *nodeAddresses) Changed() <-chan struct{} { return n.changed.Next() }
 
-// A speaker whose Node has got another address ends and says so. One whose Node is not
+// A speaker whose Node has another address now ends with an error about it. One whose Node is not
 // known, or never had the address, goes on.
 func TestNodeLeavesItsAddress(t *testing.T) {
 	t.Parallel()

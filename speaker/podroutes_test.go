@@ -17,7 +17,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
-// fakePodRouter remembers what it was told.
+// fakePodRouter records the sets that it was given.
 type fakePodRouter struct {
 	changes
 	sets   []plan.PodRoutes
@@ -56,7 +56,7 @@ func (s *story) wantPodRoutes(mode config.RouteMode, routes map[string]string) {
 		select {
 		case <-changed:
 		case <-timeout:
-			s.t.Fatalf("told %+v, want %v", got, want)
+			s.t.Fatalf("the last set is %+v, want %v", got, want)
 		}
 	}
 }
@@ -86,16 +86,16 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 	s.wantPodRoutes(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
 }
 
-// The Lease says which pods have routes, once that is known.
-func TestReporterTellsRoutedPods(t *testing.T) {
+// The Lease has which pods have routes, once that is known.
+func TestReporterReportsRoutedPods(t *testing.T) {
 	t.Parallel()
 	own := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")}
-	type said struct {
+	type result struct {
 		mode   config.RouteMode
 		routed []netip.Prefix
 	}
-	says := func(mode config.RouteMode) said { return said{mode, own} }
-	nothingNew := func(mode config.RouteMode) said { return said{mode, nil} }
+	reported := func(mode config.RouteMode) result { return result{mode, own} }
+	nothingNew := func(mode config.RouteMode) result { return result{mode, nil} }
 	bgp := &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP, Peers: []string{"tor-a"}}}
 	kernel := podroutes.Status{Known: true, Mode: config.RoutesKernel, Own: own}
 	refused := kernel
@@ -106,19 +106,19 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 		status   podroutes.Status
 		config   *config.Config
 		sessions []report.Session
-		want     said
+		want     result
 	}{
-		"not told yet":             {podroutes.Status{}, nil, nil, said{}},
-		"switched off":             {podroutes.Status{Known: true}, &config.Config{}, nil, said{"", []netip.Prefix{}}},
-		"kernel":                   {kernel, nil, nil, says("kernel")},
+		"no set yet":               {podroutes.Status{}, nil, nil, result{}},
+		"switched off":             {podroutes.Status{Known: true}, &config.Config{}, nil, result{"", []netip.Prefix{}}},
+		"kernel":                   {kernel, nil, nil, reported("kernel")},
 		"kernel without the right": {refused, nil, nil, nothingNew("kernel")},
-		"one route refused":        {partly, nil, nil, says("kernel")},
+		"one route refused":        {partly, nil, nil, reported("kernel")},
 		"bgp, no session": {podroutes.Status{Known: true, Mode: config.RoutesBGP, Own: own}, bgp, []report.Session{{Peer: "tor-a"}},
 			nothingNew("bgp")},
 		"bgp, another session": {podroutes.Status{Known: true, Mode: config.RoutesBGP, Own: own}, bgp,
 			[]report.Session{{Peer: "tor-b", Established: true}}, nothingNew("bgp")},
 		"bgp": {podroutes.Status{Known: true, Mode: config.RoutesBGP, Own: own}, bgp,
-			[]report.Session{{Peer: "tor-a", Established: true}}, says("bgp")},
+			[]report.Session{{Peer: "tor-a", Established: true}}, reported("bgp")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestReporterTellsRoutedPods(t *testing.T) {
 			r := NewReporter(ReportOptions{Registry: prometheus.NewRegistry(), Config: &fakeConfig{config: tt.config},
 				PodRoutes: &fakePodRouter{status: tt.status}, Sessions: &fakeSessions{sessions: tt.sessions}})
 			mode, routed := r.routedPods()
-			assert.Equal(t, tt.want, said{config.RouteMode(mode), routed})
+			assert.Equal(t, tt.want, result{config.RouteMode(mode), routed})
 		})
 	}
 }

@@ -28,7 +28,7 @@ func TestReadyzQuotesNoConfiguration(t *testing.T) {
 			s.config.config, s.config.state = before, kube.State{Read: true, Err: err}
 			s.start()
 			_, checks := s.speaker.health(s.config.Current())
-			assert.Contains(t, checks[1].Message, "203.0.113.77/33", "who may read /status is told")
+			assert.Contains(t, checks[1].Message, "203.0.113.77/33", "readers of /status see it")
 			w := httptest.NewRecorder()
 			debughttp.Readyz(func() []diagnose.Condition { return checks }).ServeHTTP(w, httptest.NewRequest("GET", "/readyz", nil))
 			assert.Contains(t, w.Body.String(), "configuration: "+want+"\n")

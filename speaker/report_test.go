@@ -22,7 +22,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 )
 
-// fakeNetwork stands for what the kernel tells, of interfaces or of gateways.
+// fakeNetwork stands for the kernel's interfaces or gateways.
 type fakeNetwork struct {
 	changes
 	ready      chan struct{}
@@ -100,7 +100,7 @@ func ethernet(index int, name string, addrs ...string) netstate.Interface {
 	return i
 }
 
-func TestReporterTellsTheNetwork(t *testing.T) {
+func TestReporterReportsTheNetwork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		interfaces, gateways, cfg := &fakeNetwork{ready: make(chan struct{})}, &fakeNetwork{ready: make(chan struct{})}, &fakeConfig{}
@@ -111,12 +111,12 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
 			ethernet(3, "docker0", "172.17.0.1/16"),
 		}
-		var told []report.Report
+		var reports []report.Report
 		loop := &fakeLoop{}
 		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
 			Interfaces: interfaces, Gateways: gateways, Config: cfg, Conflicts: conflicts, Sessions: sessions, PodRoutes: pods, KubeProxy: proxy,
 			Forwarding: rules,
-			Crowd:      func() int { return 1 }, Report: func(r report.Report) { told = append(told, r) }})
+			Crowd:      func() int { return 1 }, Report: func(r report.Report) { reports = append(reports, r) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -124,24 +124,24 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 			t.Helper()
 			time.Sleep(2 * reportDelay)
 			synctest.Wait()
-			require.NotEmpty(t, told)
-			return told[len(told)-1]
+			require.NotEmpty(t, reports)
+			return reports[len(reports)-1]
 		}
-		says := func(want string, note ...any) {
+		reported := func(want string, note ...any) {
 			t.Helper()
 			assert.Equal(t, want, strings.ReplaceAll(last().String(), "\n", ""), note...)
 		}
 
 		close(interfaces.ready)
 		synctest.Wait()
-		assert.Empty(t, told, "the gateways are still being asked for")
+		assert.Empty(t, reports, "the gateways are still being asked for")
 		close(gateways.ready)
-		says(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"]}`, "the kernel did not tell the gateways: what is there stays")
+		reported(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"]}`, "the kernel could not list the gateways: the last ones stay")
 
 		gateways.change(func() {
 			gateways.gateways = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("fe80::2")}
 		})
-		says(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"], "gateways":["198.18.0.1"]}`)
+		reported(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"], "gateways":["198.18.0.1"]}`)
 
 		proxy.change(func() { proxy.answers = true })
 		assert.True(t, last().KubeProxy)
@@ -172,7 +172,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 		assert.Equal(t, "[172.17.0.0/16 docker0 if-named 198.18.0.0/24 eth0 2001:db8::/64 eth0]", fmt.Sprint(last().Tidy().Segments),
 			"an advertisement names the interface")
 
-		reports := len(told)
+		before := len(reports)
 		for range 50 { // eth0 flaps for five seconds
 			interfaces.change(func() { interfaces.interfaces = []netstate.Interface{ethernet(2, "eth0")} })
 			time.Sleep(reportDelay / 100)
@@ -180,7 +180,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 			time.Sleep(reportDelay / 100)
 		}
 		assert.Equal(t, "[198.18.0.0/24 eth0]", fmt.Sprint(last().Segments))
-		assert.LessOrEqual(t, len(told)-reports, 2)
+		assert.LessOrEqual(t, len(reports)-before, 2)
 
 		loop.change(func() {
 			loop.moves = []report.Move{{At: time.Unix(0, 0), From: "n1", Why: "LinkDown",
@@ -196,7 +196,7 @@ func TestReporterTellsTheNetwork(t *testing.T) {
 
 		interfaces.change(func() { interfaces.interfaces = nil })
 		gateways.change(func() { gateways.gateways = []netip.Addr{} })
-		says(`{"segments":[], "gateways":[], "kubeProxy":true, "unmatchedAdvertisements":[]}`, "none is something to tell")
+		reported(`{"segments":[], "gateways":[], "kubeProxy":true, "unmatchedAdvertisements":[]}`, "an empty list is reported, too")
 		cancel()
 		require.NoError(t, <-done)
 	})
@@ -282,7 +282,7 @@ func TestReportsOfManySpeakers(t *testing.T) {
 		set(down)
 		networks[7].change(func() { links[7].interfaces = nil })
 		written, _ = most(2 * reportDelay)
-		assert.Equal(t, 1, written, "who loses a segment says so at once")
+		assert.Equal(t, 1, written, "the loss of a segment is reported at once")
 		cancel()
 		running.Wait()
 	})

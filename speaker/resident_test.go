@@ -76,7 +76,7 @@ func BenchmarkResident(b *testing.B) {
 	require.Less(b, most, float64(mostResident))
 }
 
-// beResident runs a speaker until its two routers have been told all routes, then
+// beResident runs a speaker until its two routers have been sent all routes, then
 // writes its resident memory in MB and the most that it had.
 func beResident(url string) error {
 	o, err := manyOptions(url)
@@ -103,7 +103,7 @@ func beResident(url string) error {
 	ended := make(chan error, 2)
 	go func() { ended <- announcer.Run(context.Background()) }() // until the loop stops it
 	go func() { ended <- s.Run(ctx) }()
-	err = told(announcer, manyServices)
+	err = waitSent(announcer, manyServices)
 	if err == nil {
 		err = writeResident()
 	}
@@ -111,8 +111,8 @@ func beResident(url string) error {
 	return errors.Join(err, <-ended, <-ended)
 }
 
-// told waits until all peers have been told so many routes.
-func told(a *bgp.Announcer, routes int) error {
+// waitSent waits until all peers have been sent that many routes.
+func waitSent(a *bgp.Announcer, routes int) error {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		n := 0
 		for _, p := range a.Peers() {
@@ -122,7 +122,7 @@ func told(a *bgp.Announcer, routes int) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("not told: %+v", a.Peers())
+	return fmt.Errorf("routes not sent: %+v", a.Peers())
 }
 
 func writeResident() error {

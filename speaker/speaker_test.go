@@ -79,7 +79,7 @@ type fakeMembers struct {
 	self     string
 	speakers map[string]bool
 	networks map[string]report.Network
-	said     []bool // what SetReady was told
+	ready    []bool // the arguments of SetReady
 }
 
 func (f *fakeMembers) Speakers() map[string]bool {
@@ -120,7 +120,7 @@ func (f *fakeMembers) SetSick(sick bool) {
 
 func (f *fakeMembers) SetReady(ready bool) {
 	if f.Speakers()[f.self] != ready {
-		f.change(func() { f.speakers[f.self] = ready; f.said = append(f.said, ready) })
+		f.change(func() { f.speakers[f.self] = ready; f.ready = append(f.ready, ready) })
 	}
 }
 
@@ -130,7 +130,7 @@ func (f *fakeMembers) Claim(claims report.Claims) {
 	}
 }
 
-// claim has a node say what it owns and keeps.
+// claim publishes for a node what it owns and keeps.
 func (f *fakeMembers) claim(node string, claims report.Claims) {
 	networks := maps.Clone(f.networks)
 	if networks == nil {
@@ -145,8 +145,8 @@ func (f *fakeMembers) claim(node string, claims report.Claims) {
 type fakeDataPlane struct {
 	changes
 	sick   bool // it is not there yet
-	ailing bool // it says that it is not healthy
-	// recovers has it be well as soon as it has said that it is not.
+	ailing bool // it answers that it is not healthy
+	// recovers makes it healthy again after the first answer that it is not.
 	recovers bool
 	looks    int // how often it was asked
 }
@@ -160,7 +160,7 @@ func (f *fakeDataPlane) Health() (healthy, sick bool, status string) {
 	return healthy, sick, "503 Service Unavailable"
 }
 
-// fakeAnnouncer remembers what it was told.
+// fakeAnnouncer records the sets that it was given.
 type fakeAnnouncer struct {
 	changes
 	sets []map[netip.Addr]plan.Layer2
@@ -229,7 +229,7 @@ func (f *fakeForwarder) Set(want plan.Forwarding) {
 
 func (f *fakeForwarder) Ready() <-chan struct{} { return f.ready }
 
-// fakeLimiter remembers what it was told.
+// fakeLimiter records the sets that it was given.
 type fakeLimiter struct {
 	changes
 	sets []map[plan.LimitKey]plan.Limit
@@ -239,7 +239,7 @@ func (f *fakeLimiter) Set(want map[plan.LimitKey]plan.Limit) {
 	f.change(func() { f.sets = append(f.sets, want) })
 }
 
-func (f *fakeLimiter) told() (sets int, last map[plan.LimitKey]plan.Limit) {
+func (f *fakeLimiter) recorded() (sets int, last map[plan.LimitKey]plan.Limit) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.sets) == 0 {
@@ -554,7 +554,7 @@ func TestASickDataPlaneIsTheLastChoice(t *testing.T) {
 	s.dataPlane.change(func() { s.dataPlane.ailing = true })
 	s.announced(vip + " leaving")
 	if !s.members.Speakers()["n1"] || s.speaker.Status().Checks[3].OK {
-		t.Errorf("it is ready, and says that kube-proxy is not well: %+v", s.speaker.Status())
+		t.Errorf("it is ready, and its check of kube-proxy fails: %+v", s.speaker.Status())
 	}
 	s.members.change(func() { s.members.networks = map[string]report.Network{"n1": {Sick: true}, "n2": {Sick: true}} })
 	s.announced(vip)
@@ -574,7 +574,7 @@ func TestADataPlaneThatRecoversKeepsItsVIPs(t *testing.T) {
 		s.dataPlane.change(func() { looks = s.dataPlane.looks })
 		return looks > 4 // it has decided by the first
 	}, testTimeout, time.Millisecond)
-	s.members.change(func() { require.Equal(t, []bool{true}, s.members.said, "what the others heard") })
+	s.members.change(func() { require.Equal(t, []bool{true}, s.members.ready, "what it has published") })
 }
 
 // silent waits until the only VIP is silent for the reason: the status comes
@@ -609,7 +609,7 @@ func (s *story) waitsFor(names ...string) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("checks %+v, want failing %q", s.speaker.Checks(), names)
 		}
-		time.Sleep(time.Millisecond) // the loop tells nobody when it has checked
+		time.Sleep(time.Millisecond) // the loop notifies nobody after a check
 	}
 	if owned := s.speaker.Status().Owned; len(owned) > 0 {
 		s.t.Errorf("owned before ready: %+v", owned)
@@ -665,7 +665,7 @@ func TestAPIServerDownWithdrawsNothing(t *testing.T) {
 	}
 }
 
-func TestHandOverTellsOthersBeforeItWithdraws(t *testing.T) {
+func TestHandOverPublishesBeforeItWithdraws(t *testing.T) {
 	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")))
 	s.start()
 	s.announced("203.0.113.1")
@@ -675,8 +675,8 @@ func TestHandOverTellsOthersBeforeItWithdraws(t *testing.T) {
 	if got := s.announcer.calls() - calls; got != 1 {
 		t.Errorf("the announcer was called %d times", got)
 	}
-	if want := []bool{true, false}; !slices.Equal(s.members.said, want) {
-		t.Errorf("the others heard %v, want %v", s.members.said, want)
+	if want := []bool{true, false}; !slices.Equal(s.members.ready, want) {
+		t.Errorf("published ready %v, want %v", s.members.ready, want)
 	}
 	if s.speaker.Status().Ready {
 		t.Error("ready after the end")
@@ -696,7 +696,7 @@ func (s *story) limited(want map[string]uint32) {
 	timeout := time.After(testTimeout)
 	for {
 		changed, got := s.limiter.Changed(), map[string]uint32{}
-		sets, last := s.limiter.told()
+		sets, last := s.limiter.recorded()
 		for key, l := range last {
 			got[key.VIP.String()+" "+key.Service] = l.PerSecond
 		}
@@ -724,7 +724,7 @@ func TestLimitsFollowTheAnnotation(t *testing.T) {
 		endpoints("dns", on("n1")))
 	s.start()
 	s.limited(map[string]uint32{"203.0.113.1 default/web": 100})
-	_, last := s.limiter.told()
+	_, last := s.limiter.recorded()
 	if ports, want := last[plan.LimitKey{VIP: netip.MustParseAddr("203.0.113.1"), Service: "default/web"}].Ports,
 		[]plan.Port{{Protocol: 6, Number: 80}, {Protocol: 17, Number: 53}, {Protocol: 132, Number: 9899}}; !slices.Equal(ports, want) {
 		t.Errorf("limited at ports %v, want %v", ports, want)
@@ -741,7 +741,7 @@ func TestLimitsFollowTheAnnotation(t *testing.T) {
 	s.limited(map[string]uint32{})
 }
 
-func TestAWrongLimitIsToldAndLimitsNothing(t *testing.T) {
+func TestAWrongLimitIsReportedAndLimitsNothing(t *testing.T) {
 	s := newStory(t, limitedService("web", "203.0.113.1", "fast"), endpoints("web", on("n1")))
 	s.start()
 	s.announced("203.0.113.1")

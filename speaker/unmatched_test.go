@@ -35,8 +35,8 @@ func (f *fakeLoop) Labels() (map[string]string, bool) {
 	return f.labels, f.labels != nil
 }
 
-// An advertisement that matches no interface of a node is told, once it is
-// certain, and told to be over.
+// An advertisement that matches no interface of a node is reported once this is certain, and removed
+// from the report when it is over.
 func TestUnmatchedAdvertisements(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,20 +13,20 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// cluster is what a Checker sees of the world, and says.
+// cluster is the Checker's API server and its peers, and records what the Checker publishes.
 type cluster struct {
 	*testing.T
-	mu             sync.Mutex
-	answer         error // of the API server to this node
-	others         bool  // it answers them
-	another        bool  // there is another API server, which answers who asks over a new connection
-	sighted, blind bool  // what they are told
+	mu              sync.Mutex
+	answer          error // of the API server to this node
+	others          bool  // it answers them
+	another         bool  // there is another API server, which answers who asks over a new connection
+	answered, blind bool  // what this speaker has published
 }
 
-func (c *cluster) See(sighted, blind bool) {
+func (c *cluster) See(answered, blind bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sighted, c.blind = sighted, blind
+	c.answered, c.blind = answered, blind
 }
 
 func (c *cluster) OthersSee() (seeing, unsure int) {
@@ -62,7 +62,7 @@ func (c *cluster) answers(us error, others bool) {
 
 var errCut = errors.New("no route to host")
 
-// simulated tells a story in simulated time.
+// simulated runs a story in simulated time.
 func simulated(t *testing.T, story func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,14 +77,14 @@ func simulated(t *testing.T, story func(*cluster)) {
 	})
 }
 
-// after checks what the others are told some time later.
-func (c *cluster) after(d time.Duration, sighted, blind bool) {
+// after checks what this speaker publishes some time later.
+func (c *cluster) after(d time.Duration, answered, blind bool) {
 	c.Helper()
 	time.Sleep(d)
 	synctest.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	assert.Equal(c, [2]bool{sighted, blind}, [2]bool{c.sighted, c.blind}, "sighted, blind")
+	assert.Equal(c, [2]bool{answered, blind}, [2]bool{c.answered, c.blind}, "answered, blind")
 }
 
 // A node that alone is cut off gives up after a minute, for good; when it is answered
@@ -140,8 +140,8 @@ func TestFlaky(t *testing.T) {
 	})
 }
 
-// One of several API servers is gone, or hangs: who was connected to it is connected to
-// another one before anybody is told of it.
+// One of several API servers is gone, or hangs. A speaker that was connected to it connects to another
+// one before it publishes anything.
 func TestOneOfSeveralIsGone(t *testing.T) {
 	t.Parallel()
 	simulated(t, func(c *cluster) {
@@ -162,22 +162,22 @@ type crowd struct {
 	down  bool // the API server
 	cut   *one // from it, alone
 	asked int
-	see   int // how many say that they do
+	see   int // how many publish that it answers them
 	blind int
 }
 
 // one of the crowd.
 type one struct {
 	*crowd
-	sighted, isBlind bool
+	answered, isBlind bool
 }
 
-func (o *one) See(sighted, blind bool) {
+func (o *one) See(answered, blind bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.see += number(sighted) - number(o.sighted)
+	o.see += number(answered) - number(o.answered)
 	o.blind += number(blind) - number(o.isBlind)
-	o.sighted, o.isBlind = sighted, blind
+	o.answered, o.isBlind = answered, blind
 }
 
 func number(b bool) int {
@@ -190,7 +190,7 @@ func number(b bool) int {
 func (o *one) OthersSee() (seeing, unsure int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	seeing = o.see - number(o.sighted)
+	seeing = o.see - number(o.answered)
 	return seeing, o.size - 1 - seeing - o.blind + number(o.isBlind)
 }
 

@@ -38,7 +38,7 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 }
 
 // The others may be known before this node has joined them: nothing but that is new then.
-func TestForwardingIsSaidOnceTheNodeHasJoined(t *testing.T) {
+func TestForwardingIsReportedOnceTheNodeHasJoined(t *testing.T) {
 	s := newStory(t)
 	e := s.step(Health{Synced: true, Healthy: true}, s.configured(), s.noded(), s.members())
 	require.True(t, e.Planned && e.Forwarding == nil)
@@ -199,7 +199,7 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 	s.step(n2("10.244.7.0/24", "198.18.0.22"))
 	is(config.RoutesKernel, map[string]string{"10.244.7.0/24": "198.18.0.22"})
 	s.step(s.speaker(false))
-	require.Nil(t, s.last.PodRoutes, "speakers say nothing about pods")
+	require.Nil(t, s.last.PodRoutes, "the reports of speakers do not change routes to pods")
 	s.config.Routes = nil
 	s.step(s.configured())
 	is("", map[string]string{})
@@ -211,7 +211,7 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 }
 
 // What others read of this node is published when it changes.
-func TestNewsOfTheNode(t *testing.T) {
+func TestChangesOfTheNode(t *testing.T) {
 	s := newStory(t)
 	s.begin()
 	require.True(t, s.last.StateChanged)

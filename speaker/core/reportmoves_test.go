@@ -27,10 +27,10 @@ func (f *fleet) moved(before map[netip.Addr]string, why report.Reason) []string 
 	return moves
 }
 
-func TestMovesAreToldOnceTheyHaveSettled(t *testing.T) {
+func TestMovesAreReportedOnceTheyHaveSettled(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 4, 40).start()
-	require.Empty(t, f.after(time.Minute), "a first owner is no news")
+	require.Empty(t, f.after(time.Minute), "the first owner of a VIP is not reported as a move")
 	before := f.owners()
 
 	t.Log("a node is lost")
@@ -202,7 +202,7 @@ func TestFirstOwners(t *testing.T) {
 
 // Whatever happens between two calm times: a node that owns a VIP at the second one and
 // did not at the first is reported once, and no other node is.
-func TestWhatIsToldIsTheDifference(t *testing.T) {
+func TestTheDifferenceIsReported(t *testing.T) {
 	t.Parallel()
 	reported := 0
 	rapid.Check(t, func(t *rapid.T) {

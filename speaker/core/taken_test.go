@@ -176,13 +176,13 @@ func TestWhatATakenNodeDraws(t *testing.T) {
 				got.routed++
 			}
 		}
-		t.Logf("it says %s: it draws %+v", tt.lie, got)
+		t.Logf("it claims %s: it draws %+v", tt.lie, got)
 		for _, of := range []struct {
 			segment   string
 			got, most int
 		}{{"its own", got.own, tt.most.own}, {"the other one", got.other, tt.most.other}, {"nobody's", got.routed, tt.most.routed}} {
-			assert.LessOrEqual(t, of.got, of.most, "it says %s: VIPs of %s", tt.lie, of.segment)
-			assert.Equal(t, of.most >= each, of.got == each, "it says %s: VIPs of %s", tt.lie, of.segment)
+			assert.LessOrEqual(t, of.got, of.most, "it claims %s: VIPs of %s", tt.lie, of.segment)
+			assert.Equal(t, of.most >= each, of.got == each, "it claims %s: VIPs of %s", tt.lie, of.segment)
 		}
 	}
 }

@@ -421,7 +421,7 @@ func TestInterfacesAreThoseOfTheNode(t *testing.T) {
 	assert.Equal(t, []string{"eth0", "eth1", "bond0", "cni0"}, names)
 }
 
-// What cannot be read is said, and nothing is guessed.
+// A file that cannot be read is reported, and its facts stay unknown.
 func TestUnreadableKernelIsReported(t *testing.T) {
 	t.Parallel()
 	proc := t.TempDir()

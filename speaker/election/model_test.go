@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model decides a whole block as the package comment says it, without any
-// haste: the owners of its addresses, "" for those that nobody owns.
+// model decides a whole block as the package comment describes it, without any
+// optimization: the owners of its addresses, "" for those that nobody owns.
 func model(nodes map[string]bool, first netip.Addr) (owners [blockSize]string) {
 	var whole [blockSize]string
 	modelFill(&whole, first, nodes)

@@ -65,7 +65,7 @@ func TestConnectionsAreCapped(t *testing.T) {
 	require.Empty(t, w.table(), "nobody is limited and the table is there")
 }
 
-func TestMetricsTellWhatTheKernelCounted(t *testing.T) {
+func TestMetricsAreTheKernelsCounters(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serve(80)
@@ -332,8 +332,8 @@ func TestWhatSomebodyElseTakesAwayComesBack(t *testing.T) {
 	require.Equal(t, handle.FindAllString(intact, -1), handle.FindAllString(w.table(), -1))
 }
 
-// mended is what the log says afterwards: the second, if the change came between
-// reading the table and writing it.
+// mended matches the log line of the repair. It is the second one if the table was changed between
+// reading and writing it.
 var mended = regexp.MustCompile("rate limits (restored|up to date again)")
 
 // handle is what differs between two tables that do the same.
@@ -391,8 +391,8 @@ func TestServicesThatClaimOnePort(t *testing.T) {
 	w.capped(at(other4, "c"), 80, 100, 7, 7)
 }
 
-// Without the right the Services work on, one line of the log says what is
-// missing, the metrics tell, and nobody who asks for no limit hears of it.
+// Without the right the Services work on. One log line names what is missing, the metrics show it,
+// and a cluster without limits is not affected.
 func TestWithoutTheRight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -413,7 +413,7 @@ func TestWithoutTheRight(t *testing.T) {
 	w.stop()
 }
 
-// NET_ADMIN beside NET_RAW is all it takes, as the guide says.
+// NET_ADMIN beside NET_RAW is enough, as the guide promises.
 func TestWithNoOtherRight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -117,7 +117,7 @@ func (w *world) dnat() {
 	})
 }
 
-// onNode talks to the node's nftables.
+// onNode calls f with a connection to the node's nftables.
 func (w *world) onNode(f func(conn nft.Conn) error) {
 	w.t.Helper()
 	require.NoError(w.t, w.node.Do(func() error {
@@ -309,7 +309,7 @@ func TestMain(m *testing.M) {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
 		limit.Cur = limit.Max
-		unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) //nolint:errcheck // a test will tell
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) //nolint:errcheck // a test would fail
 	}
 	os.Exit(m.Run())
 }

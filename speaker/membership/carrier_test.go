@@ -178,7 +178,7 @@ func TestViewsAreKnown(t *testing.T) {
 func TestQueueForgetsABroadcast(t *testing.T) {
 	t.Parallel()
 	q := memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return 2 }}
-	for _, text := range []string{"n1 alive", "n1 sight", "n1 ready", "n2 alive"} { // each of n1 replaces the one before
+	for _, text := range []string{"n1 alive", "n1 view", "n1 ready", "n2 alive"} { // each of n1 replaces the one before
 		q.QueueBroadcast(named(text))
 	}
 	var sent []string

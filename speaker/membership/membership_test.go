@@ -453,7 +453,7 @@ func TestLeaseGoesWithItsNode(t *testing.T) {
 		t.Errorf("the Lease belongs to %+v", o)
 	}
 	if report.Of(l.Annotations).Address.String() != n1.address() {
-		t.Errorf("the Lease says %v, listening on %s", l.Annotations, n1.address())
+		t.Errorf("the Lease has %v, listening on %s", l.Annotations, n1.address())
 	}
 }
 
@@ -516,7 +516,7 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	want.Segments = onSegments("198.18.0.0/24 eth0", "2001:db8::/64 eth0").Segments
 	n1.Report(want)
 	until("the next report is written", carries)
-	assert.Equal(t, writes+1, c.leaseWrites(), "what the Lease said already was written, too")
+	assert.Equal(t, writes+1, c.leaseWrites(), "a report that is on the Lease already was written again")
 
 	require.NoError(t, c.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), annotation.SpeakerLeasePrefix+"n1",
 		metav1.DeleteOptions{}))
@@ -746,7 +746,7 @@ func TestWhatIsWithheldIsKnown(t *testing.T) {
 
 // Every speaker knows the same of every node's network, its own included: what
 // is on the Leases.
-func TestNetworksAreWhatTheLeasesSay(t *testing.T) {
+func TestNetworksAreThoseOfTheLeases(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
 	n1, n2 := c.start("n1"), c.start("n2")
 	segments := func(s *speaker, want map[string]string) {
@@ -846,7 +846,7 @@ func TestProbeReportsWhoAnswers(t *testing.T) {
 	assert.Equal(t, n2.address(), got["n2"].Address.String())
 	require.ErrorContains(t, got["n3"].UDP, "No response from node n3")
 	require.ErrorContains(t, got["n3"].TCP, "refused")
-	require.Error(t, got["n4"].UDP, "it cannot read what we say")
+	require.Error(t, got["n4"].UDP, "it cannot decrypt our packets")
 	require.NoError(t, got["n4"].TCP)
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -135,7 +135,7 @@ func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.
 		}
 		before := values[0]
 		for i, next := range values[1:] {
-			old, both, news := []string{before}, []string{before, next}, []string{next}
+			old, both, latest := []string{before}, []string{before, next}, []string{next}
 			rings := [][]string{old, old, old}
 			for n := range all {
 				put[(i+n)%3](next)
@@ -144,7 +144,7 @@ func rotates(t *testing.T, values []string, keyOf func(*testing.T, string) keys.
 					looks(2*DefaultKeyInterval, rings...)
 				}
 			}
-			looks(6*DefaultKeyInterval, news, news, news)
+			looks(6*DefaultKeyInterval, latest, latest, latest)
 			before = next
 		}
 		cancel()

@@ -168,6 +168,6 @@ func FuzzMetadata(f *testing.F) {
 			assert.Equal(t, segments[i].Interface, s.Interface)
 			assert.Equal(t, strings.Contains(","+got.down+",", ","+s.Interface+","), s.Down)
 		}
-		assert.False(t, segments[0].Down || segments[1].Down, "what the Lease says was changed")
+		assert.False(t, segments[0].Down || segments[1].Down, "the segments of the Lease were modified")
 	})
 }

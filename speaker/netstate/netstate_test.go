@@ -136,8 +136,8 @@ func TestDuplicateAddressStaysTentative(t *testing.T) {
 	})
 }
 
-// Notifications of the AF_BRIDGE family say nothing about the interface. One
-// that was taken for its deletion would cost the addresses, too.
+// Notifications of the AF_BRIDGE family are not about the interface itself. If one were taken for
+// its deletion, its addresses would be lost, too.
 func TestLeavingABridgeNeverHidesTheInterface(t *testing.T) {
 	t.Parallel()
 	h := testnet.NewHost(t, "port")
@@ -183,7 +183,7 @@ func TestResyncAfterOverrun(t *testing.T) {
 	}
 }
 
-// What the view does not tell wakes nobody.
+// A change of what is not in the view wakes nobody.
 func TestOnlyWhatDiffersIsAChange(t *testing.T) {
 	t.Parallel()
 	h := testnet.NewHost(t, "quiet")
@@ -203,8 +203,8 @@ func TestOnlyWhatDiffersIsAChange(t *testing.T) {
 	})
 }
 
-// Links and addresses are told on two sockets: an address may be told to be gone
-// after its interface. A node has seen millions of pods' interfaces in the end.
+// Links and addresses come on two sockets, so the deletion of an address may come after that of its
+// interface. Nothing may be left of either: in time a node has millions of interfaces of pods.
 func TestInterfacesThatAreGoneLeaveNothing(t *testing.T) {
 	t.Parallel()
 	view, index := table{}, 7
@@ -252,7 +252,7 @@ func TestBesideAnAddressIsWhatLasts(t *testing.T) {
 	}
 }
 
-// resyncs counts the log lines that say resyncing.
+// resyncs counts the log lines about a resync.
 type resyncs struct {
 	slog.Handler
 	n atomic.Int64

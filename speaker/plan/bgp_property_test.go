@@ -42,7 +42,7 @@ func drawPeers(t *rapid.T) []config.Peer {
 		if rapid.Bool().Draw(t, "some nodes") {
 			p.NodeSelector = labelled(fmt.Sprint(rapid.IntRange(0, 3).Draw(t, "rack")), "0")
 		}
-		if rapid.Bool().Draw(t, "says localASN") {
+		if rapid.Bool().Draw(t, "has localASN") {
 			p.LocalASN = 64514
 		}
 		peers = append(peers, p)
@@ -90,9 +90,9 @@ func heard(s plan.Snapshot, node string) map[string]bool {
 	return peers
 }
 
-// told returns what the node tells of each VIP, by advertisement: to whom, and
-// whether the node serves it.
-func told(s plan.Snapshot, node string, a config.Advertisement) (peers []string, covered map[netip.Addr]bool) {
+// advertised returns to which peers the node announces VIPs by the advertisement, and which VIPs it
+// serves.
+func advertised(s plan.Snapshot, node string, a config.Advertisement) (peers []string, covered map[netip.Addr]bool) {
 	covered = map[netip.Addr]bool{}
 	n := s.Nodes[node]
 	if a.BGP == nil || !a.BGP.NodeSelector.Matches(n.Labels) {
@@ -193,7 +193,7 @@ func ours(s plan.Snapshot, vip netip.Addr, aggregate netip.Prefix) bool {
 	return ok
 }
 
-func TestRoutesAreWhatTheReferenceSays(t *testing.T) {
+func TestRoutesEqualTheReference(t *testing.T) {
 	t.Parallel()
 	aggregates, overlapping := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -203,7 +203,7 @@ func TestRoutesAreWhatTheReferenceSays(t *testing.T) {
 			require.Equal(t, heard(s, node), keys(p.Sessions))
 			routes, vips := map[netip.Prefix]map[string][]*config.BGP{}, map[netip.Addr]map[string]bool{}
 			for _, a := range s.Config.Advertisements {
-				peers, covered := told(s, node, a)
+				peers, covered := advertised(s, node, a)
 				for _, peer := range peers {
 					for prefix := range prefixes(s, a, covered) {
 						if routes[prefix] == nil {

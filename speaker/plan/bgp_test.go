@@ -163,7 +163,7 @@ var routedStories = map[string]func(*story){
 			`peer "tor-a" is at 198.18.0.1, too, and selects node n2 as well: separate them by nodeSelector`)
 		s.wantHeard(vip, "n3", "tor-b")
 	},
-	"30 two nodes with one router ID have their sessions, and are told": func(s *story) {
+	"30 two nodes with one router ID have their sessions, and a problem each": func(s *story) {
 		s.Config.Peers[0].RouterID, s.Config.Peers[0].NodeSelector = netip.MustParseAddr("192.0.2.1"), labelled("n1", "n2")
 		const shared = " has the router ID 192.0.2.1, too, so that routers may take the two for one: " +
 			"give each its own by annotation lodestone.io/bgp-router-id, and remove routerID from peers of several nodes"
@@ -308,10 +308,10 @@ var routedStories = map[string]func(*story){
 
 func TestRoutedStories(t *testing.T) {
 	t.Parallel()
-	for name, tell := range routedStories {
+	for name, run := range routedStories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tell(newRoutedStory(t))
+			run(newRoutedStory(t))
 		})
 	}
 }
@@ -382,7 +382,7 @@ func TestRoutesOfSickNodes(t *testing.T) {
 	s.wantHeard(vip, "n1", "tor-a", "tor-b")
 }
 
-// The routers know themselves whether they reach a node: one that is apart says what it said.
+// Routers find out themselves whether they reach a node. So a node that is apart keeps its routes.
 func TestRoutesOfANodeThatIsApart(t *testing.T) {
 	t.Parallel()
 	s := newRoutedStory(t)

@@ -13,14 +13,14 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// gathering is speakers that keep owners and tell each other what they have,
+// gathering is a number of speakers that keep owners and publish their claims. The claims arrive
 // late and in any order. It calls the plan as the loop does.
 type gathering struct {
 	t     *rapid.T
 	names []string
 	vips  []netip.Addr
 	up    map[string]bool
-	own   map[string]report.Claims // what each says of itself
+	own   map[string]report.Claims // what each has published
 	// What each has heard: who is up, and what those claim.
 	heard  map[string]map[string]report.Claims
 	config *config.Config
@@ -101,7 +101,7 @@ func (g *gathering) crash(node string) {
 	delete(g.heard, node)
 }
 
-// settle lets all news arrive, and returns the owners, on whom all agree.
+// settle delivers all claims, and returns the owners, on which all nodes agree.
 func (g *gathering) settle() map[netip.Addr]string {
 	for range 4 { // as often as a change can cause another one
 		for _, node := range g.names {

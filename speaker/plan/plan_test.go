@@ -143,7 +143,7 @@ var stories = map[string]func(*story){
 		delete(s.Services[0].ServingNodes, "n1")
 		s.wantOwner(vip, "n2")
 	},
-	"a leased VIP is announced as its pool says, by the interface of the pool": func(s *story) {
+	"a leased VIP is announced by the advertisements of its pool, on the interface of the pool": func(s *story) {
 		leased := netip.MustParseAddr("198.51.100.7")
 		s.Services[0].VIPs = append(s.Services[0].VIPs, leased)
 		office, edge := pool("office", []string{"office"}), pool("edge", []string{"edge"})
@@ -160,7 +160,7 @@ var stories = map[string]func(*story){
 		s.Services[0].Leases[leased] = "eth3" // such a VIP is in no pool
 		s.wantOwner(leased, "n1", "n2", "n3")
 		s.Config.Pools[0].Advertise = []string{"edge"}
-		s.wantOwner(vip, "n2") // what is said of an address that a pool contains does not count
+		s.wantOwner(vip, "n2") // the interface on an address that a pool contains is ignored
 	},
 	"2 endpoints that are on no node are nobody's Local": func(s *story) {
 		s.Services[0].Local, s.Services[0].ServingNodes = true, nil
@@ -279,7 +279,7 @@ var stories = map[string]func(*story){
 		s.Config.Pools = []config.Pool{pool("other", []string{"none"}, "198.51.100.0/24")}
 		s.wantOwner(vip, "n1", "n2", "n3")
 	},
-	"no configuration: nothing is announced, and the plan says so": func(s *story) {
+	"no configuration: nothing is announced, and the message has the reason": func(s *story) {
 		s.Config = nil
 		s.wantOwner(vip, "")
 		s.wantSilent("n1", vip, plan.NoAdvertisement)
@@ -344,7 +344,7 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip6, "n1")
 		s.wantSilent("n2", vip, plan.LessPreferred)
 		if got, want := plan.Make("n2", s.Snapshot).Silent[vip].Message, "node n1 owns it: it is preferred by 60, this node by 10"; got != want {
-			s.t.Errorf("n2 says %q, want %q", got, want)
+			s.t.Errorf("message on n2: %q, want %q", got, want)
 		}
 		s.Speakers["n1"] = false
 		s.wantOwner(vip, "n2")
@@ -399,7 +399,7 @@ var stories = map[string]func(*story){
 		s.wantSilent("n2", vip, plan.NotOnSegment)
 		if got, want := plan.Make("n2", s.Snapshot).Silent[vip].Message,
 			"the advertisements announce on no interface of this node that is on 203.0.113.0/25; nobody owns it"; got != want {
-			s.t.Errorf("n2 says %q, want %q", got, want)
+			s.t.Errorf("message on n2: %q, want %q", got, want)
 		}
 	},
 	"no node is on the segment: all are candidates": func(s *story) {
@@ -421,7 +421,7 @@ var stories = map[string]func(*story){
 		s.Speakers["n2"] = false
 		s.wantOwner(vip, "n3")
 	},
-	"an advertisement may say that the segment does not matter": func(s *story) {
+	"an advertisement may announce on any segment": func(s *story) {
 		s.on("n1", segment("203.0.113.0/24", "eth0"))
 		s.on("n2")
 		s.on("n3", segment("198.18.0.0/24", "eth0"))
@@ -638,7 +638,7 @@ var stories = map[string]func(*story){
 			}
 		}
 	},
-	"a limit that is not understood is told by the owner alone, and limits nothing": func(s *story) {
+	"an invalid limit is reported by the owner alone, and limits nothing": func(s *story) {
 		s.Services[0].VIPs = s.Services[0].VIPs[:1]
 		s.Services[0].LimitErr = errors.New("not a number")
 		for n := range s.Nodes {
@@ -657,10 +657,10 @@ var stories = map[string]func(*story){
 
 func TestStories(t *testing.T) {
 	t.Parallel()
-	for name, tell := range stories {
+	for name, run := range stories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tell(newStory(t))
+			run(newStory(t))
 		})
 	}
 }
@@ -671,12 +671,12 @@ func TestMessagesNameTheOwner(t *testing.T) {
 	owner := s.owner(vip)
 	for _, n := range []string{"n1", "n2", "n3"} {
 		if got := plan.Make(n, s.Snapshot).Silent[vip]; n != owner && (got.Owner != owner || !strings.Contains(got.Message, owner)) {
-			t.Errorf("node %s says %+v, the owner is %s", n, got, owner)
+			t.Errorf("on node %s: %+v, the owner is %s", n, got, owner)
 		}
 	}
 }
 
-// TestUnowned: every node says of the same VIPs that nobody announces them.
+// TestUnowned checks that all nodes mark the same VIPs as announced by nobody.
 func TestUnowned(t *testing.T) {
 	t.Parallel()
 	s := newRoutedStory(t)
@@ -685,7 +685,7 @@ func TestUnowned(t *testing.T) {
 		for _, node := range []string{"n1", "n2", "n3"} {
 			p := plan.Make(node, s.Snapshot)
 			if got := p.Silent[vip].Unowned; got != want {
-				t.Errorf("%s: %s says unowned %v of %+v", why, node, got, p.Silent[vip])
+				t.Errorf("%s: on %s unowned is %v in %+v", why, node, got, p.Silent[vip])
 			}
 		}
 	}
@@ -693,7 +693,7 @@ func TestUnowned(t *testing.T) {
 	for _, node := range []string{"n1", "n2", "n3"} {
 		s.node(node, func(n *plan.Node) { n.Labelled = true })
 	}
-	unowned("nobody tells the routers, which a node cannot know of the others", false)
+	unowned("no node announces it to the routers, which a node cannot know of the others", false)
 
 	s = newStory(t)
 	unowned("it has an owner", false)

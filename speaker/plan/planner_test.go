@@ -16,10 +16,10 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// TestPlannerSaysWhatMakeSays lets a Planner live through a random history.
-// After each chapter its plan is the one that Make makes from the snapshot
-// alone, and what it says has changed is what has changed.
-func TestPlannerSaysWhatMakeSays(t *testing.T) {
+// TestPlannerEqualsMake lets a Planner live through a random history. After
+// each step its plan is the one that Make makes from the snapshot alone, and the
+// Changes are the differences of the two last plans.
+func TestPlannerEqualsMake(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		now, p := plan.Snapshot{}, plan.NewPlanner("n0")
@@ -338,7 +338,7 @@ func TestNewAddresses(t *testing.T) {
 	require.False(t, isNew(netip.MustParseAddr("203.0.113.4")), "the other one announced it")
 
 	// A VIP that its owner withholds because of another machine is new to the next owner, and so it is to an owner that
-	// starts again. What others than the owner say does not count.
+	// starts again. Reports of other nodes than the owner do not count.
 	withheld := netip.MustParseAddr("203.0.113.5")
 	p.Set(cfg, nodes, map[string]bool{"n0": false, "n1": true})
 	p.Put(of("f", true, withheld))

@@ -129,7 +129,7 @@ func TestPodRoutesRefuse(t *testing.T) {
 	}
 }
 
-// Who says that it has the address of somebody's pod takes nothing, either.
+// A node that claims the address of a pod of another node gets no route for it, either.
 func TestPodRoutesOutliveAddresses(t *testing.T) {
 	nodes := threeNodes()
 	before := plan.PodRoutesOf("n1", kernelRoutes(), nodes).Routes
@@ -137,8 +137,8 @@ func TestPodRoutesOutliveAddresses(t *testing.T) {
 	assert.Equal(t, before, plan.PodRoutesOf("n1", kernelRoutes(), nodes).Routes)
 }
 
-// Whatever nodes say: all nodes agree, what has a route is apart from
-// everything else that has, and a new node changes nothing for the others.
+// Whatever is in Nodes: all nodes agree, prefixes that have a route do not overlap, and a new node
+// does not change the routes of the others.
 func TestPodRoutesProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		byte4 := rapid.Byte()
@@ -224,7 +224,7 @@ func TestPodCIDRsAreAnnounced(t *testing.T) {
 	assert.Empty(t, s.bgp("n1").Routes)
 }
 
-// A Planner follows, and tells which prefixes changed.
+// A Planner updates the routes, and returns which prefixes have changed.
 func TestPlannerFollowsPodCIDRs(t *testing.T) {
 	s := newRoutedStory(t)
 	s.Config.Routes = &config.Routes{Mode: config.RoutesBGP}

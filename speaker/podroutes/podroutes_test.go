@@ -139,9 +139,8 @@ func TestOthersAtTheTable(t *testing.T) {
 	kept()
 }
 
-// Traffic never notices that a speaker is replaced, or the API server's word
-// late: routes stay until the new one has been told, and what is wanted stays
-// as it is.
+// Traffic is not interrupted when a speaker is replaced, or when the API server's objects are late: routes
+// stay until the first Set of the new speaker, and those in it stay as they are.
 func TestRestartLeavesNoGap(t *testing.T) {
 	w := newWorld(t, 3)
 	w.start(w.nodes...)
@@ -217,7 +216,7 @@ func TestLinkFlap(t *testing.T) {
 	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 0 }, testTimeout, 10*time.Millisecond)
 }
 
-// What Nodes must not say harms no other node.
+// A Node with forbidden values harms no other node.
 func TestHostileNodes(t *testing.T) {
 	tests := map[string]struct {
 		node    plan.Node
@@ -315,7 +314,7 @@ func TestManyNodes(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(n.log.String()[len(log):], "\n"), n.log.String()[len(log):])
 }
 
-// Without the right to change routes the speaker says so, and what is missing.
+// Without the right to change routes, the status has an error that names what is missing.
 func TestWithoutTheRight(t *testing.T) {
 	if os.Getenv("LODESTONE_TEST_CLEAR") != "" {
 		_, err := podroutes.Clear(nil)

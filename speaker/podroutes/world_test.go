@@ -30,7 +30,7 @@ const testTimeout = 30 * time.Second
 type world struct {
 	t     *testing.T
 	nodes []*node
-	api   map[string]plan.Node // what the API server says of them
+	api   map[string]plan.Node // what the API server has of them
 }
 
 // node is a host with a pod behind it and a speaker's Table.
@@ -89,7 +89,7 @@ func (w *world) start(nodes ...*node) {
 	}
 }
 
-// set tells the speakers of the nodes what the API server says now.
+// set gives the speakers of the nodes the present objects of the API server.
 func (w *world) set(mode config.RouteMode, nodes ...*node) {
 	c := &config.Config{}
 	if mode != "" {
@@ -132,7 +132,7 @@ func (n *node) routes() []string {
 	return all
 }
 
-// wantProblem waits until the status tells of exactly this problem.
+// wantProblem waits until the status has this problem and no other.
 func (n *node) wantProblem(t *testing.T, reason plan.PodRefusal, message string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -174,7 +174,7 @@ func (n *node) flood(t *testing.T, to string) *flood {
 	require.NoError(t, ping.Start())
 	f.stop = sync.OnceFunc(func() {
 		_ = ping.Process.Signal(interrupt)
-		_ = ping.Wait() // the output tells
+		_ = ping.Wait() // the output is checked
 	})
 	t.Cleanup(f.stop)
 	return f

@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 		assert.Equal(t, ok, err == nil, "%q: %v", text, err)
 	}
 	assert.Equal(t, key(t, "a"), key(t, "a\n"), "white space around counts")
-	assert.Len(t, report.Report{Keys: Ring{key(t, "a"), key(t, "b")}.Marks()}.Tidy().Keys, 2, "a Lease says it as it is read")
+	assert.Len(t, report.Report{Keys: Ring{key(t, "a"), key(t, "b")}.Marks()}.Tidy().Keys, 2, "the marks survive the encoding of a Lease")
 }
 
 // What encrypts, what seals and what names a key reveal nothing of each other, nor of
