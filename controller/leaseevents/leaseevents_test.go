@@ -170,7 +170,7 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 
 // The leader goes with the node whose VIPs move. The next one emits the same Event
 // about them, and none about what moved long ago.
-func TestNextLeaderTellsOfMoves(t *testing.T) {
+func TestNextLeaderEmitsMoves(t *testing.T) {
 	t.Parallel()
 	l, vip := lease("n1"), netip.MustParseAddr("203.0.113.1")
 	l.Annotations = report.Report{Moves: []report.Move{

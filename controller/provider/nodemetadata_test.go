@@ -88,7 +88,7 @@ func TestNodesAreNotInitializedBeforeTheConfigurationIsRead(t *testing.T) {
 	require.Nil(t, m)
 }
 
-func TestNodeIsGoneOnlyWhenTheConfigurationSaysSo(t *testing.T) {
+func TestNodeIsGoneOnlyByTheConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		config given

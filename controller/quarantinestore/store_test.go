@@ -351,7 +351,7 @@ func TestTheClockWasSetBack(t *testing.T) {
 		time.Sleep(time.Second)
 		require.NoError(t, b.Keep(t.Context(), release("203.0.113.7", "default/web", time.Hour)))
 		assert.NotContains(t, s.text(), "2026")
-		assert.NotContains(t, s.text(), "default/old", "it says nothing against what the leader knows")
+		assert.NotContains(t, s.text(), "default/old", "the ConfigMap does not contradict what the leader knows")
 	})
 }
 

@@ -70,7 +70,7 @@ func TestRead(t *testing.T) {
 		"a lease": {kubeVIP, []string{"kube-vip.io/loadbalancerIPs", "0.0.0.0"}, "office,lab", "", ""},
 		"a lease of one pool": {kubeVIP, []string{"kube-vip.io/loadbalancerIPs", "0.0.0.0", annotation.AddressPool, "lab"},
 			"lab", "", ""},
-		"both say the same": {both,
+		"both ask for the same": {both,
 			[]string{"metallb.io/loadBalancerIPs", "192.0.2.7,2001:db8::7", "kube-vip.io/loadbalancerIPs", "2001:db8:0::7,192.0.2.7"},
 			"", "192.0.2.7,2001:db8::7", ""},
 		"ours ends their quarrel": {both,
@@ -90,7 +90,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		annotations []string
-		says        []string
+		contains    []string
 	}{
 		"two addresses": {
 			[]string{"metallb.io/loadBalancerIPs", "192.0.2.7", "kube-vip.io/loadbalancerIPs", "192.0.2.8"},
@@ -106,7 +106,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 			t.Parallel()
 			_, err := with(config.MetalLB, config.KubeVIP).Read(service(c.annotations...))
 			require.Error(t, err)
-			for _, words := range c.says {
+			for _, words := range c.contains {
 				assert.Contains(t, err.Error(), words)
 			}
 			assert.Less(t, len(err.Error()), 600)

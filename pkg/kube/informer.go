@@ -86,7 +86,7 @@ func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	}
 }
 
-// same reports whether the kept parts of both are equal. They are when a leader renews its
+// same reports whether the kept parts of both are equal. They are equal if a leader has only renewed its
 // Lease.
 func same(before, after runtime.Object) bool {
 	old := before.DeepCopyObject()

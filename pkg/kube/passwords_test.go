@@ -45,7 +45,7 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		go p.Run(t.Context())
 		key := config.SecretKey{Name: "tor", Key: "password"}
-		says := func(value, fault string) {
+		has := func(value, fault string) {
 			t.Helper()
 			time.Sleep(11 * time.Second)
 			synctest.Wait()
@@ -57,12 +57,12 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			}
 			require.Equal(t, value, got)
 		}
-		says("", "there is no Secret lodestone-system/tor")
+		has("", "there is no Secret lodestone-system/tor")
 		secrets := client.CoreV1().Secrets(config.Namespace)
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "tor"}, Data: map[string][]byte{"passwort": []byte("x")}}
 		_, err := secrets.Create(t.Context(), secret, metav1.CreateOptions{})
 		require.NoError(t, err)
-		says("", `Secret lodestone-system/tor has no key "password"`)
+		has("", `Secret lodestone-system/tor has no key "password"`)
 
 		changed := p.Changed()
 		secret = secret.DeepCopy()
@@ -70,23 +70,23 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
 		require.NoError(t, err)
 		<-changed
-		says("first", "")
+		has("first", "")
 
 		// Somebody replaces it by another one.
 		require.NoError(t, secrets.Delete(t.Context(), "tor", metav1.DeleteOptions{}))
-		says("first", "")
+		has("first", "")
 		_, err = secrets.Create(t.Context(), secret, metav1.CreateOptions{})
 		require.NoError(t, err)
-		says("first", "")
+		has("first", "")
 		require.NoError(t, secrets.Delete(t.Context(), "tor", metav1.DeleteOptions{}))
-		says("first", "")
-		says("", "there is no Secret lodestone-system/tor")
+		has("first", "")
+		has("", "there is no Secret lodestone-system/tor")
 		_, err = secrets.Create(t.Context(), secret, metav1.CreateOptions{})
 		require.NoError(t, err)
-		says("first", "")
+		has("first", "")
 
 		down.Store(true)
-		says("first", "")
+		has("first", "")
 		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})
 		require.ErrorContains(t, err, "has not been asked yet")
 		require.Contains(t, log.String(), "Secret not read")

@@ -49,17 +49,17 @@ func TestMigrations(t *testing.T) {
 			parsed, err := config.Parse([]byte(r.Document))
 			require.NoError(t, err)
 			assert.Equal(t, parsed, r.Config)
-			said := printed(r)
-			assert.NotContains(t, said, "hunter2", "a password")
-			assert.NotContains(t, said, "yourPassword", "a password")
+			output := printed(r)
+			assert.NotContains(t, output, "hunter2", "a password")
+			assert.NotContains(t, output, "yourPassword", "a password")
 
 			golden := strings.TrimSuffix(file, ".yaml") + ".golden"
 			if *update {
-				require.NoError(t, os.WriteFile(golden, []byte(said), 0o644))
+				require.NoError(t, os.WriteFile(golden, []byte(output), 0o644))
 			}
 			want, err := os.ReadFile(golden)
 			require.NoError(t, err)
-			assert.Equal(t, string(want), said, "go test ./pkg/migrate -update")
+			assert.Equal(t, string(want), output, "go test ./pkg/migrate -update")
 		})
 	}
 }
@@ -134,11 +134,11 @@ func TestAddressesAreTheSame(t *testing.T) {
 }
 
 // Every mistake is reported with its place: file, object, field.
-func TestMistakesSayWhereTheyAre(t *testing.T) {
+func TestMistakesHaveTheirPlace(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		text string
-		says []string
+		want []string
 	}{
 		"wrong type": {poolOf("addresses: 192.0.2.0/24"),
 			[]string{"in.yaml:1: IPAddressPool m/lan: spec.addresses: must be a list, not string"}},
@@ -188,7 +188,7 @@ func TestMistakesSayWhereTheyAre(t *testing.T) {
 				_, err = migrate.MetalLB(objects)
 			}
 			require.Error(t, err)
-			for _, words := range c.says {
+			for _, words := range c.want {
 				assert.Contains(t, err.Error(), words)
 			}
 		})
@@ -205,13 +205,13 @@ func TestKubeVIPWithoutItsPodsIsADecision(t *testing.T) {
 	require.Contains(t, r.Notes[0].String(), "DaemonSet kube-vip: is not among the objects")
 }
 
-func TestMistakesOfKubeVIPSayWhereTheyAre(t *testing.T) {
+func TestMistakesOfKubeVIPHaveTheirPlace(t *testing.T) {
 	t.Parallel()
 	pod := func(env string) string {
 		return "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-vip, namespace: s}\nspec: {containers: [{image: " +
 			"kube-vip, env: [" + env + "]}]}"
 	}
-	for name, c := range map[string]struct{ text, says string }{
+	for name, c := range map[string]struct{ text, want string }{
 		"address": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip, namespace: s}, data: {cidr-global: " +
 			"'192.0.2.0/24,x'}}", `in.yaml:1: ConfigMap s/kubevip: data.cidr-global[1]: "x" is neither a prefix nor a range of addresses`},
 		"second": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {cidr-global: 192.0.2.0/24}}\n---\n{apiVersion: " +
@@ -236,7 +236,7 @@ func TestMistakesOfKubeVIPSayWhereTheyAre(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := migrate.KubeVIP(read(t, c.text))
-			require.ErrorContains(t, err, c.says)
+			require.ErrorContains(t, err, c.want)
 			assert.NotContains(t, err.Error(), "hunter2")
 		})
 	}
@@ -244,7 +244,7 @@ func TestMistakesOfKubeVIPSayWhereTheyAre(t *testing.T) {
 
 func TestHostileInput(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ text, says string }{
+	for name, c := range map[string]struct{ text, want string }{
 		"no YAML":   {"{", "in.yaml:1: the document that begins here is not YAML"},
 		"second":    {"apiVersion: v1\nkind: Secret\n---\n[", "in.yaml:4: the document that begins here is not YAML"},
 		"no object": {"- 1", "in.yaml:1: is not a Kubernetes object"},
@@ -262,7 +262,7 @@ func TestHostileInput(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := migrate.Read("in.yaml", strings.NewReader(c.text))
-			require.ErrorContains(t, err, c.says)
+			require.ErrorContains(t, err, c.want)
 			assert.Less(t, len(err.Error()), 1000)
 		})
 	}

@@ -28,7 +28,7 @@ func TestSignal(t *testing.T) {
 	s.Notify()
 	assert.True(t, closed(first))
 	assert.True(t, closed(second))
-	assert.False(t, closed(s.Next()), "what is over is not told again")
+	assert.False(t, closed(s.Next()), "an earlier change does not notify again")
 }
 
 // Whoever takes the channel before it looks sees every change in the end.

@@ -25,7 +25,7 @@ func TestMoves(t *testing.T) {
 	}
 	require.Equal(t, moves, again(t, report.Report{Moves: []report.Move{moves[1], moves[0]}}).Moves)
 	require.Equal(t, moves[1:], report.NewMoves(moves[:1], moves))
-	require.Empty(t, report.NewMoves(moves, moves[1:]), "what is not told any more is no news")
+	require.Empty(t, report.NewMoves(moves, moves[1:]), "a move that has left the report is not new")
 }
 
 // A node with 5,000 VIPs dies, among 1,000 others.
@@ -42,16 +42,16 @@ func TestMovesAreBounded(t *testing.T) {
 	require.LessOrEqual(t, len(text), report.MaxBytes)
 	read, err := report.Parse(text)
 	require.NoError(t, err)
-	told := read.Moves
-	require.Equal(t, last, told[len(told)-1], "the latest comes first")
-	require.LessOrEqual(t, report.CountVIPs(told), report.MaxVIPs)
-	require.Greater(t, report.CountVIPs(told), report.MaxVIPs/2)
-	t.Logf("%d VIPs in %d bytes", report.CountVIPs(told), len(text))
+	reported := read.Moves
+	require.Equal(t, last, reported[len(reported)-1], "the latest comes first")
+	require.LessOrEqual(t, report.CountVIPs(reported), report.MaxVIPs)
+	require.Greater(t, report.CountVIPs(reported), report.MaxVIPs/2)
+	t.Logf("%d VIPs in %d bytes", report.CountVIPs(reported), len(text))
 }
 
 func TestDescribe(t *testing.T) {
 	t.Parallel()
-	for want, said := range map[string]string{
+	for want, got := range map[string]string{
 		"node n2 announces 203.0.113.1 instead of node n1: the speaker on node n1 is not heard any more: the node is down or cut off, or " +
 			"its speaker was killed": report.Describe("203.0.113.1", "n1", "n2", report.SpeakerLost),
 		"node n2 announces 203.0.113.1 instead of node n1: node n2 is preferred, and is able to have it": report.Describe("203.0.113.1",
@@ -63,6 +63,6 @@ func TestDescribe(t *testing.T) {
 		"node n1 announces 203.0.113.1 by layer 2":               report.Describe("203.0.113.1", "", "n1", report.FirstOwner),
 		"node n1 announces 203.0.113.1 again, which no node did": report.Describe("203.0.113.1", "", "n1", "NotOwner"),
 	} {
-		require.Equal(t, want, said)
+		require.Equal(t, want, got)
 	}
 }

@@ -102,7 +102,7 @@ func TestWhatIsNotKnownStays(t *testing.T) {
 	assert.Empty(t, none.Over(full()).Segments)
 	assert.False(t, none.Over(full()).KubeProxy, "who knows the segments knows this, too")
 	none.KubeProxyUnknown = true
-	assert.True(t, none.Over(full()).KubeProxy, "unless it says that it does not")
+	assert.True(t, none.Over(full()).KubeProxy, "unless it reports that it does not")
 	assert.True(t, report.Report{}.Over(none).Over(full()).KubeProxy, "until somebody knows")
 }
 
@@ -122,7 +122,7 @@ func TestWhatIsOutOfBoundsIsLeftOut(t *testing.T) {
 		`{"late": {"milliseconds": -1, "at": "2026-11-21T08:00:00Z", "times": 1}}`: `{}`,
 		`{"late": {"milliseconds": 1, "at": "9999-12-31T23:59:59-01:00"}}`:         `{}`,
 		`{"address": "[fe80::1%eth0]:9744", "later": {"versions": ["know more"]}}`: `{}`,
-		`{"segments": ["198.18.0.0/24 eth0 if-named what-a-later-version-says"]}`:  `{"segments":["198.18.0.0/24 eth0 if-named"]}`,
+		`{"segments": ["198.18.0.0/24 eth0 if-named added-by-a-later-version"]}`:   `{"segments":["198.18.0.0/24 eth0 if-named"]}`,
 	} {
 		r, err := report.Parse(text)
 		require.NoError(t, err, text)
@@ -130,7 +130,7 @@ func TestWhatIsOutOfBoundsIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotUnderstoodSaysNothing(t *testing.T) {
+func TestWhatIsNotUnderstoodIsIgnored(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		"null null", "[]", "x", "{", `{"segments": "198.18.0.0/24 eth0"}`, `{"segments": ["eth0"]}`, `{"segments": ["198.18.0.0 eth0"]}`,
