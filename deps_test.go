@@ -42,7 +42,7 @@ var mayImport = []struct {
 	{"ipam", []string{"pkg/config", "pkg/reason"}, "the allocator is pure, so that it can be tested against a model and asked offline"},
 	{"controller/admission", []string{"pkg/config"}, "it knows documents, and nothing of what is made of them"},
 	{"pkg/annotation", []string{"pkg/config"},
-		"names are constants that everybody shares; what a node says about BGP is read as the configuration is"},
+		"names are constants that everybody shares; the annotations of a node about BGP are parsed like the configuration"},
 	{"pkg/apiclient", []string{"pkg/notify"}, "it knows connections, and nothing of what goes over them"},
 	{"pkg/buildinfo", nil, "every binary links it"},
 	{"pkg/clusterfacts", []string{"pkg/annotation", "pkg/config", "pkg/kube", "pkg/notify", "pkg/objects", "pkg/report"},
@@ -50,7 +50,7 @@ var mayImport = []struct {
 	{"pkg/compat", []string{"pkg/annotation", "pkg/config"}, "what Services ask of others is translated in one place, for controller and CLI"},
 	{"pkg/config", nil, "the configuration is a leaf: allocator, plan and CLI share it"},
 	{"pkg/config/change", []string{"pkg/config"}, "what an edit changes follows from two documents alone"},
-	{"pkg/diagnose", []string{"pkg/report"}, "what is wrong follows from facts alone: speakers report them, the CLI judges"},
+	{"pkg/diagnose", []string{"pkg/report"}, "what is wrong follows from facts alone: speakers report them, the CLI runs the checks"},
 	{"inspect/dashboard", []string{"pkg/annotation", "inspect/cluster", "pkg/kube", "pkg/notify", "inspect/bgp", "inspect/output",
 		"controller/servicelb/ledger", "inspect/simulation", "inspect/status"}, "it shows what lodestone status shows, and knows no controller"},
 	{"controller/dhcp", []string{"pkg/notify"}, "leases know nothing of pools and Services"},
@@ -90,7 +90,7 @@ var mayImport = []struct {
 	{"speaker/nft", nil, "it carries what others decide"},
 	{"speaker/membership/guard", []string{"pkg/listenlimit", "speaker/detector"},
 		"what may come in follows from its form and its source alone"},
-	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers say alone"},
+	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers report alone"},
 	{"speaker/apihealth", nil, "it knows the API server alone"},
 	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "pkg/report", "speaker/election"},
 		"the CLI runs the plan offline; segments and claims are as speakers report them"},
@@ -149,7 +149,7 @@ var onlyIn = []struct {
 		"inspect/dashboard/example", "inspect/diagnosis", "pkg/debughttp", "pkg/kube", "controller/leader", "controller/leaseevents",
 		"pkg/objects", "pkg/testapi",
 		"controller/poolstatus", "controller/provider", "controller/quarantinestore", "controller/servicelb", "speaker", "speaker/membership"},
-		"what talks to the API server can be named at a glance"},
+		"what sends requests to the API server can be named at a glance"},
 	{"github.com/vishvananda/netlink", []string{"speaker/netstate", "pkg/testnet", "speaker/podroutes", "speaker/direct"},
 		"what touches the kernel's network can be named at a glance"},
 	{"github.com/google/nftables", []string{"speaker/nft", "speaker/limit", "speaker/direct", "test/nft"},
@@ -233,7 +233,7 @@ func folders(p string, n int) string {
 	return strings.Join(all[:min(n, len(all))], "/")
 }
 
-// listed is what `go list` says of a package.
+// listed is what `go list` prints about a package.
 type listed struct {
 	ImportPath    string
 	Imports, Deps []string
@@ -313,7 +313,7 @@ func TestCachesAreOfTheTable(t *testing.T) {
 			}
 			used[s.folder()] = true
 			if !slices.ContainsFunc(ownLists, func(o struct{ pkg, reason string }) bool { return o.pkg == s.folder() }) {
-				t.Errorf("%s: %s of objects of its own: take the table of pkg/objects, or say in ownLists why not", s.at(n), what)
+				t.Errorf("%s: %s of objects of its own: take the table of pkg/objects, or write into ownLists why not", s.at(n), what)
 			}
 			return true
 		})
@@ -325,7 +325,7 @@ func TestCachesAreOfTheTable(t *testing.T) {
 	}
 }
 
-// TestClock keeps the clock out of decisions: who decides is told the time.
+// TestClock keeps the clock out of decisions: the time is an argument.
 func TestClock(t *testing.T) {
 	t.Parallel()
 	for _, s := range parseSources(t) {
@@ -432,10 +432,10 @@ func TestWhatIsNotRacedHasNoGoroutines(t *testing.T) {
 // wallClock are the places of the speaker that may take a time apart, which then
 // is the wall clock's alone.
 var wallClock = []struct{ path, reason string }{
-	{"speaker/metrics.go", "a metric says when"},
+	{"speaker/metrics.go", "a metric has the time"},
 	{"speaker/detector/receive.go", "the kernel stamps packets by the wall clock; their age counts, within bounds"},
-	{"speaker/bfd/session.go", "the status says when a packet came last"},
-	{"speaker/bfd/status.go", "the status says when a packet came last"},
+	{"speaker/bfd/session.go", "the status has the time of the last packet"},
+	{"speaker/bfd/status.go", "the status has the time of the last packet"},
 }
 
 // TestClockJumps keeps the wall clock out of what speakers wait for: it may jump
@@ -465,7 +465,7 @@ func TestClockJumps(t *testing.T) {
 			}
 			used[s.path] = true
 			if !slices.ContainsFunc(wallClock, func(w struct{ path, reason string }) bool { return w.path == s.path }) {
-				t.Errorf("%s: %s makes a time of the wall clock, which may jump: keep the time.Time, or say in wallClock why not",
+				t.Errorf("%s: %s makes a time of the wall clock, which may jump: keep the time.Time, or write into wallClock why not",
 					s.at(n), sel.Sel.Name)
 			}
 			return true
@@ -537,7 +537,7 @@ func TestBudget(t *testing.T) {
 		}
 		for _, element := range strings.Split(folder, "/") {
 			if slices.Contains([]string{"util", "utils", "common", "manager", "helper", "helpers", "misc"}, element) {
-				t.Errorf("%s: %q says nothing about what is inside", folder, element)
+				t.Errorf("%s: %q does not name what is inside", folder, element)
 			}
 		}
 	}

@@ -136,7 +136,7 @@ func TestEveryAnnotationIsDocumented(t *testing.T) {
 	}
 }
 
-// TestEveryFieldOfTheReportIsDocumented: what a speaker says, people read, too.
+// TestEveryFieldOfTheReportIsDocumented: people read the reports of speakers, too.
 func TestEveryFieldOfTheReportIsDocumented(t *testing.T) {
 	t.Parallel()
 	const reference = "docs/reference/annotations.md"
@@ -284,7 +284,7 @@ func TestTestsThatAreNamedExist(t *testing.T) {
 	}
 }
 
-// TestMakeTargetsExist: what a document says to make can be made.
+// TestMakeTargetsExist checks that the Makefile has every target that a document names.
 func TestMakeTargetsExist(t *testing.T) {
 	t.Parallel()
 	makefile, err := os.ReadFile("Makefile")

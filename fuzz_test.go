@@ -106,7 +106,7 @@ var decodes = regexp.MustCompile(`\b(json\.(Unmarshal|NewDecoder)|kjson\.Unmarsh
 	`hex\.Decode|base64\.|NewAttributeDecoder|UnmarshalAttributes|UnmarshalBinary|DecodeFromBytes|ReadFrom|pem\.Decode|x509\.Parse|` +
 	`url\.Parse|fmt\.Ss?can)`)
 
-// TestParsersAreFuzzed holds that whatever reads bytes of others has a fuzz target, or that the table says why not.
+// TestParsersAreFuzzed checks that each file that parses foreign bytes has a fuzz target, or a reason in the table why not.
 func TestParsersAreFuzzed(t *testing.T) {
 	t.Parallel()
 	exists, reads := map[string]bool{}, map[string]bool{}
@@ -138,7 +138,7 @@ func TestParsersAreFuzzed(t *testing.T) {
 	}
 	for path, decodes := range reads {
 		if _, ok := parsed[path]; decodes && !ok {
-			t.Errorf("%s reads bytes or texts: write a fuzz target, and name it in the table of this test, or say there why it needs none", path)
+			t.Errorf("%s reads bytes or texts: write a fuzz target, and name it in the table of this test, or the reason why it has none", path)
 		}
 	}
 	for name := range exists {

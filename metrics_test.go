@@ -136,7 +136,7 @@ func TestMetricsReference(t *testing.T) {
 		}
 		slices.Sort(row.labels)
 		if slices.Sort(m.labels); !slices.Equal(row.labels, m.labels) {
-			t.Errorf("%s says that %s has the labels %v; the code has %v", metricsReference, name, row.labels, m.labels)
+			t.Errorf("%s: %s has the labels %v; in the code it has %v", metricsReference, name, row.labels, m.labels)
 		}
 		lint(t, name, row.kind, m.help)
 	}
@@ -203,7 +203,7 @@ func TestTypesOfMetrics(t *testing.T) {
 	}
 	for _, f := range families {
 		if kind := strings.ToLower(f.GetType().String()); rows[f.GetName()].kind != kind {
-			t.Errorf("%s says that %s is a %s; it is a %s", metricsReference, f.GetName(), rows[f.GetName()].kind, kind)
+			t.Errorf("%s: %s is a %s; in the code it is a %s", metricsReference, f.GetName(), rows[f.GetName()].kind, kind)
 		}
 	}
 	if len(families) < 15 {

@@ -188,7 +188,7 @@ func isSentence(text string) bool {
 	return len(text) > 5 && strings.HasSuffix(text, ".") && strings.ToUpper(text[:1]) == text[:1]
 }
 
-// TestReasonsReference: docs/reference/reasons.md is what the code says.
+// TestReasonsReference checks that docs/reference/reasons.md is what the code generates.
 func TestReasonsReference(t *testing.T) {
 	t.Parallel()
 	const path = "docs/reference/reasons.md"
@@ -232,7 +232,7 @@ func matches(t *testing.T, path, want string) {
 		}
 	}
 	if is, err := os.ReadFile(path); err != nil || string(is) != want {
-		t.Errorf("%s is not what the code says (err %v): run go test . -update, and review the difference", path, err)
+		t.Errorf("%s is not what the code generates (err %v): run go test . -update, and review the difference", path, err)
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 
 // notInStories are reasons and checks that no story on the lab can show, and why.
 var notInStories = map[string]string{
-	"LinkDown":    "which interfaces are down is not on the Lease, so that lodestone explain does not say it",
-	"NodeUnknown": "lodestone explain tells of the nodes that there are",
+	"LinkDown":    "which interfaces are down is not on the Lease, so that lodestone explain does not show it",
+	"NodeUnknown": "lodestone explain shows existing nodes only",
 }
 
 // storyCalls calls f with the name of each function that the stories of the lab
@@ -68,10 +68,10 @@ func TestEveryExplainedReasonIsInAStory(t *testing.T) {
 	t.Parallel()
 	// A word counts where a story asserts it, not in the text of another call.
 	asserting := []string{"Equal", "event", "isSilent", "prints", "refused"}
-	var said []string
+	var asserted []string
 	storyCalls(t, func(name string, words []string) {
 		if slices.Contains(asserting, name) {
-			said = append(said, words...)
+			asserted = append(asserted, words...)
 		}
 	})
 	for _, kind := range reasonTypes {
@@ -79,7 +79,7 @@ func TestEveryExplainedReasonIsInAStory(t *testing.T) {
 			continue
 		}
 		for reason := range kind.texts {
-			is, excused := slices.Contains(said, reason), notInStories[reason] != ""
+			is, excused := slices.Contains(asserted, reason), notInStories[reason] != ""
 			switch {
 			case !is && !excused:
 				t.Errorf("%s %s: no story in test/e2e/scenarios produces it", kind.name, reason)

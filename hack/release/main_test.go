@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRefusalsReachWhoeverRunsIt: what is wrong is said before anything is built.
+// TestRefusalsReachWhoeverRunsIt checks that errors in the arguments are returned before anything is built.
 func TestRefusalsReachWhoeverRunsIt(t *testing.T) {
 	dist := filepath.Join(t.TempDir(), "dist")
 	err := run(t.Context(), []string{"-version", "1.2", "-dist", dist}, io.Discard)

@@ -54,7 +54,7 @@ func TestSummary(t *testing.T) {
 			want: "p.go:1: broken\nFAIL p [build failed]\nFAIL p (0 tests, 0.0s)\nfailed: p\nFAIL p [build failed]\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
-			name: "strict refuses a skipped test and says why it was",
+			name: "strict refuses a skipped test and prints why it was",
 			events: `{"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"pass","Package":"p","Test":"TestA"}
 {"Action":"run","Package":"p","Test":"TestB"}

@@ -222,11 +222,11 @@ func (c *checks) unwitnessed() bool {
 	return c.Detector && slices.ContainsFunc(c.nodes, func(o *node) bool {
 		witnesses := 0
 		for _, n := range c.nodes {
-			if n.talks() && n.view[o.id].alive {
+			if n.participates() && n.view[o.id].alive {
 				witnesses++
 			}
 		}
-		return !o.talks() && witnesses == 1
+		return !o.participates() && witnesses == 1
 	})
 }
 
@@ -351,7 +351,7 @@ func (c *checks) answersAt(mac wire.MAC, vip netip.Addr) bool {
 // healed is called when a segment that was cut is whole again. Speakers promise something if all missed others, for
 // VIPs that nodes on both sides announce.
 func (c *checks) healed() {
-	missing := func(n *node) bool { return n.talks() && !n.whole && n.lost() }
+	missing := func(n *node) bool { return n.participates() && !n.whole && n.lost() }
 	if !c.Separate && c.sound() && !c.attacked && !slices.ContainsFunc(c.nodes, func(n *node) bool { return !missing(n) }) {
 		c.whole = c.now
 		for _, v := range c.vips {
@@ -403,7 +403,7 @@ func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 	l := c.lanOf(vip)
 	for _, n := range c.nodes {
 		at := c.api.objects["node/"+n.name].(plan.Node) //nolint:errcheck // nothing else is there
-		if n.talks() && !n.stopping && n.published.ready && l.unplugged[n.id] == 0 && !n.down[l.number] &&
+		if n.participates() && !n.stopping && n.published.ready && l.unplugged[n.id] == 0 && !n.down[l.number] &&
 			!at.Labelled && !at.NetworkUnavailable {
 			nodes |= 1 << n.id
 		}
@@ -545,7 +545,7 @@ func shown(svc *corev1.Service) []netip.Addr {
 	return slices.DeleteFunc(kube.StatusAddresses(svc), func(a netip.Addr) bool { return !slices.Contains(assigned, a) })
 }
 
-// condition returns what the Service's condition says.
+// condition returns the reason and message of the Service's condition.
 func condition(svc *corev1.Service) string {
 	if svc == nil || kube.Allocated(svc) == nil {
 		return "gone"

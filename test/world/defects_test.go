@@ -51,7 +51,7 @@ func parse(t *testing.T, name, text string) defect {
 	for part := range strings.SplitSeq(text, "<<<<\n") {
 		if file == "" {
 			lines := strings.Split(strings.TrimSpace(part), "\n")
-			require.Contains(t, part, "\nmended ", "%s does not say where it was mended", name)
+			require.Contains(t, part, "\nmended ", "%s does not name where it was mended", name)
 			file = lines[len(lines)-1]
 			if _, from, ok := strings.Cut(part, "\nseeds from "); ok {
 				_, err := fmt.Sscan(from, &d.from)

@@ -164,7 +164,7 @@ func (c *checks) checkDetection() {
 	}
 	for _, o := range c.nodes {
 		for _, n := range c.nodes {
-			if !o.talks() && n.talks() && n.busy == 0 && n.view[o.id].alive {
+			if !o.participates() && n.participates() && n.busy == 0 && n.view[o.id].alive {
 				c.fail("who is dead is taken for lost", "%s takes %s for alive", n.name, o.name)
 			}
 		}

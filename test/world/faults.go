@@ -47,7 +47,7 @@ func (w *World) faultOf(f Fault) (end func()) {
 		return w.networkFault(f, n)
 	case Flap:
 		for _, o := range w.nodes {
-			if o != n && o.talks() && o.view[n.id].alive {
+			if o != n && o.participates() && o.view[n.id].alive {
 				o.see(n, false)
 			}
 		}

@@ -24,7 +24,7 @@ import (
 var desired = []string{"203.0.113.100", "203.0.113.103", "203.0.113.120", "203.0.113.121", "203.0.113.1", "203.0.113.150",
 	"203.0.113.105,203.0.113.106", ""}
 
-// temptations are what tenants write on their Services. What docs/explanation/security.md says of them has to hold.
+// temptations are what tenants write on their Services. What docs/explanation/security.md promises about them has to hold.
 func temptation(i int) map[string]string {
 	address := desired[i/8%len(desired)]
 	return [...]map[string]string{

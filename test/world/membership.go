@@ -43,12 +43,12 @@ type metadata struct {
 	blind  bool
 }
 
-// talks reports whether the speaker takes part in the membership.
-func (n *node) talks() bool { return n.running && !n.paused && !n.waits }
+// participates reports whether the speaker takes part in the membership.
+func (n *node) participates() bool { return n.running && !n.paused && !n.waits }
 
 // hears reports whether packets of the membership go both ways.
 func (n *node) hears(o *node) bool {
-	if !n.talks() || !o.talks() || !n.ring.Meets(o.ring.Marks()) {
+	if !n.participates() || !o.participates() || !n.ring.Meets(o.ring.Marks()) {
 		return false
 	}
 	if n.Separate {
@@ -76,7 +76,7 @@ func (w *World) reach() {
 	loss, join := w.between(lossMin, lossMax), w.between(50*time.Millisecond, lastRejoin)
 	for _, n := range w.nodes {
 		for _, o := range w.nodes {
-			if n == o || !n.talks() || n.meets(o) == n.view[o.id].alive {
+			if n == o || !n.participates() || n.meets(o) == n.view[o.id].alive {
 				continue
 			}
 			delay, life := loss, n.life
@@ -87,7 +87,7 @@ func (w *World) reach() {
 				delay = join
 			}
 			w.after(delay+w.upTo(spread), func() {
-				if n.life != life || !n.talks() || n.meets(o) == n.view[o.id].alive {
+				if n.life != life || !n.participates() || n.meets(o) == n.view[o.id].alive {
 					return
 				}
 				n.see(o, !n.view[o.id].alive)
@@ -180,7 +180,7 @@ func (n *node) enter() {
 			n.deliver(o, life) // they may not have noticed that it was gone
 			n.after(n.upTo(spread), func() {
 				switch {
-				case n.life != life || !o.talks() || !o.meets(n):
+				case n.life != life || !o.participates() || !o.meets(n):
 				case o.view[n.id].alive:
 					o.meet(n)
 				default:
@@ -224,7 +224,7 @@ func (n *node) publish() {
 
 // contradict has another speaker that was paused or cut off hear what this one publishes, and not an earlier one of its node.
 func (n *node) contradict(o *node) {
-	if p := o.view[n.id]; n.talks() && p.alive && p.metadata != n.published {
+	if p := o.view[n.id]; n.participates() && p.alive && p.metadata != n.published {
 		n.deliver(o, n.life)
 	}
 }
@@ -235,7 +235,7 @@ func (n *node) deliver(o *node, life int) {
 		p := &o.view[n.id]
 		switch {
 		case n.life != life || o.running && !p.alive || p.metadata == n.published:
-		case o.talks() && o.meets(n):
+		case o.participates() && o.meets(n):
 			p.metadata = n.published
 			o.membersChanged()
 		default:

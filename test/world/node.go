@@ -213,7 +213,7 @@ func (n *node) decide() {
 	}
 }
 
-// version is what a Service follows from. Nobody modifies objects, so their addresses tell them apart.
+// version is what a Service follows from. Nobody modifies objects, so the addresses of two versions differ.
 type version struct {
 	svc        *corev1.Service
 	pods, ends *string

@@ -126,7 +126,7 @@ func (c *routeChecks) learn() {
 
 // attends reports whether the node hears of all that changes, and acts.
 func (c *routeChecks) attends(n *node) bool {
-	return n.talks() && !n.stopping && n.busy == 0 && c.api.upToDate(n.name)
+	return n.participates() && !n.stopping && n.busy == 0 && c.api.upToDate(n.name)
 }
 
 // hops returns the nodes to which a router sends what is for a VIP: those with the longest prefix, and of these the most

@@ -32,19 +32,19 @@ type watcher struct {
 	socket int
 
 	mu        sync.Mutex
-	addressed map[string]sighting
+	addressed map[string]assignment
 	lost      error // Services that had another address later, or none
 	heard     map[netip.Addr][]time.Time
 }
 
-type sighting struct {
+type assignment struct {
 	at      time.Time
 	address netip.Addr
 }
 
 // watch begins to watch the tenant's Services and the segment.
 func (c *cluster) watch(ctx context.Context) (wait func() error, err error) {
-	w := &watcher{addressed: map[string]sighting{}, heard: map[netip.Addr][]time.Time{}}
+	w := &watcher{addressed: map[string]assignment{}, heard: map[netip.Addr][]time.Time{}}
 	c.watched = w
 	err = netns.Do(c.host(control), func() (err error) {
 		const arp = unix.ETH_P_ARP<<8&0xff00 | unix.ETH_P_ARP>>8 // in network byte order
@@ -78,7 +78,7 @@ func (w *watcher) note(obj any) {
 	old, known := w.addressed[s.Name]
 	switch {
 	case !known && address.IsValid():
-		w.addressed[s.Name] = sighting{time.Now(), address}
+		w.addressed[s.Name] = assignment{time.Now(), address}
 	case known && old.address != address && s.DeletionTimestamp == nil:
 		w.lost = errors.Join(w.lost, fmt.Errorf("%s had %s, and then %s", s.Name, old.address, address))
 	}

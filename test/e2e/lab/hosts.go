@@ -83,7 +83,7 @@ func (c *Cluster) output(ctx context.Context, host string, args ...string) (stri
 }
 
 // Owner returns the host whose hardware address the client sends traffic for
-// the address to: the owner of a VIP, on the wire. The client must have talked
+// the address to: the owner of a VIP, on the wire. The client must have sent
 // to the address before.
 func (c *Cluster) Owner(address netip.Addr) (string, error) {
 	mac, err := c.neighbor(Client, address)

@@ -221,7 +221,7 @@ func TestParts(t *testing.T) {
 	})
 }
 
-// annotationsOf are what an image says of itself.
+// annotationsOf returns the annotations of an image.
 func annotationsOf(r released, title, description, version string) map[string]string {
 	return map[string]string{
 		"org.opencontainers.image.created": "2031-05-04T03:02:01Z", "org.opencontainers.image.description": description,

@@ -35,16 +35,16 @@ exit
 `)
 }
 
-// fakeBuilder returns a builder that writes the fake for this machine, whatever platform is asked for, and
-// says that it was built as it should be.
+// fakeBuilder returns a builder that writes the fake for this machine, whatever platform is asked for. The
+// returned build info is that of a correct build.
 func fakeBuilder(version, commit string) Builder {
 	return func(_ context.Context, b Build) (*debug.BuildInfo, error) {
 		return infoOf(b.Platform), os.WriteFile(b.Out, content(fake(version, commit), b.Package, b.Platform), 0o700)
 	}
 }
 
-// content is a program of that package for the platform. What is appended to the script is not run, and tells one
-// binary from another.
+// content is a program of that package for the platform. The line after the script is not run. It makes the
+// binaries differ.
 func content(program []byte, pkg string, p Platform) []byte {
 	return append(bytes.Clone(program), "\n"+pkg+" "+p.String()+"\n"...)
 }
@@ -93,8 +93,8 @@ func run(t *testing.T, root string, args ...string) string {
 // released is a release for tests.
 type released struct {
 	Config
-	commit string
-	said   *bytes.Buffer
+	commit  string
+	printed *bytes.Buffer
 }
 
 // read returns a file of the release.
@@ -109,10 +109,10 @@ func (r released) read(t *testing.T, name string) []byte {
 func fakeRelease(t *testing.T, version string, key *Key) released {
 	t.Helper()
 	root, commit := repository(t)
-	said := &bytes.Buffer{}
+	printed := &bytes.Buffer{}
 	r := released{Config{
-		Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: version, Key: key, Out: said, Build: fakeBuilder(version, commit),
-	}, commit, said}
+		Root: root, Dist: filepath.Join(t.TempDir(), "dist"), Version: version, Key: key, Out: printed, Build: fakeBuilder(version, commit),
+	}, commit, printed}
 	require.NoError(t, Make(t.Context(), r.Config))
 	return r
 }
@@ -126,7 +126,7 @@ func makeRelease(t *testing.T, root, key string, env ...string) string {
 	out, err := clone.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "release", "VERSION=v99.1.0", "KEY="+key)
-	// What another make was told is nothing to this one.
+	// The flags of a make that runs this test must not reach this one.
 	cmd.Dir, cmd.Env = root, append(append(os.Environ(), "MAKEFLAGS=", "LODESTONE_RELEASE_KEY="), env...)
 	out, err = cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -164,7 +164,7 @@ func TestAReleaseIsWhole(t *testing.T) {
 		"lodestone_v9.8.7_windows_arm64.cdx.json", "lodestone_v9.8.7_windows_arm64.zip",
 		"provenance.intoto.jsonl", "release-notes.md",
 	}, names)
-	require.NotContains(t, r.said.String(), "UNSIGNED")
+	require.NotContains(t, r.printed.String(), "UNSIGNED")
 
 	// sha256sum agrees with the checksums, and notices a byte that changed.
 	check := func() (string, error) {
@@ -220,10 +220,10 @@ func tamper(t *testing.T, path string) {
 	require.NoError(t, os.WriteFile(path, text, 0o600))
 }
 
-func TestWithoutAKeyTheReleaseSaysThatItIsUnsigned(t *testing.T) {
+func TestWithoutAKeyTheReleaseIsMarkedAsUnsigned(t *testing.T) {
 	t.Parallel()
 	r := fakeRelease(t, "v9.8.7", nil)
-	require.Contains(t, r.said.String(), "UNSIGNED: no key was given; make release VERSION=v9.8.7 KEY=<file> signs\n")
+	require.Contains(t, r.printed.String(), "UNSIGNED: no key was given; make release VERSION=v9.8.7 KEY=<file> signs\n")
 	for _, name := range []string{signatureName, bundleName, publicKeyName, envelopeName} {
 		require.NoFileExists(t, filepath.Join(r.Dist, name))
 	}
@@ -256,7 +256,7 @@ func TestWhatIsNoReleaseIsRefused(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(used, "precious"), nil, 0o600))
 	require.ErrorContains(t, try(func(c *Config) { c.Dist = used }), used+" for the release is not empty")
 
-	// A program that says another version, because linker flags did not fit, is not released.
+	// A program that prints another version, because of wrong linker flags, is not released.
 	require.ErrorContains(t, try(func(c *Config) { c.Build = fakeBuilder("v9.8.6", commit) }), `should begin with "lodestone v9.8.7`)
 	require.ErrorContains(t, try(func(c *Config) { c.Build = fakeBuilder("v9.8.7", "deadbeef") }), "linker flags are not this commit's")
 

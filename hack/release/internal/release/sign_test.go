@@ -60,7 +60,7 @@ func verifier(t *testing.T, r released) signature.Verifier {
 	return v
 }
 
-// verify tells whether Sigstore's library takes a signature in base64 for that of a text.
+// verify returns an error unless Sigstore's library accepts a signature in base64 for a text.
 func verify(v signature.Verifier, signed string, text []byte) error {
 	return v.VerifySignature(base64.NewDecoder(base64.StdEncoding, strings.NewReader(signed)), bytes.NewReader(text))
 }
@@ -115,12 +115,12 @@ func TestSignaturesAreVerifiedBySigstore(t *testing.T) {
 			require.Error(t, verify(stranger, signed, text))
 
 			// What was signed is this digest at this place.
-			var said payload.Cosign
-			require.NoError(t, json.Unmarshal(text, &said))
+			var signed payload.Cosign
+			require.NoError(t, json.Unmarshal(text, &signed))
 			repository, _, _ := strings.Cut(strings.TrimPrefix(line, "ghcr.io/"), ":")
 			want, err := name.NewDigest("ghcr.io/" + repository + "@" + digest)
 			require.NoError(t, err)
-			require.Equal(t, want.String(), said.Image.String())
+			require.Equal(t, want.String(), signed.Image.String())
 			require.Error(t, verify(v, signed, bytes.Replace(text, []byte(digest), []byte("sha256:"+strings.Repeat("0", 64)), 1)))
 		}
 	})
@@ -199,7 +199,7 @@ func TestTheUnsignedProvenanceIsTheSameStatement(t *testing.T) {
 // dsseVerifier verifies envelopes by Sigstore's library.
 type dsseVerifier struct{ signature.Verifier }
 
-// Verify tells whether the signature is the data's.
+// Verify returns an error unless the signature is that of the data.
 func (v dsseVerifier) Verify(_ context.Context, data, signed []byte) error {
 	return v.VerifySignature(bytes.NewReader(signed), bytes.NewReader(data))
 }

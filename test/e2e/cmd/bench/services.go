@@ -176,7 +176,7 @@ func statusPatch(name string) []byte {
 func (l load) assignments(ctx context.Context, started func() error) (map[string]time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout+time.Duration(l.services)*timeoutEach)
 	defer cancel()
-	seen := newSightings(l.services)
+	seen := newArrivals(l.services)
 	informer := coreinformers.NewServiceInformer(l.Kube, namespace, 0, cache.Indexers{})
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    seen.note,
@@ -203,19 +203,19 @@ func (l load) assignments(ctx context.Context, started func() error) (map[string
 	}
 }
 
-// sightings are when each Service was first seen with an address.
-type sightings struct {
+// arrivals are when each Service was first seen with an address.
+type arrivals struct {
 	want int
 	at   map[string]time.Time // the informer's until all is closed
 	all  chan struct{}
 }
 
-func newSightings(want int) *sightings {
-	return &sightings{want: want, at: map[string]time.Time{}, all: make(chan struct{})}
+func newArrivals(want int) *arrivals {
+	return &arrivals{want: want, at: map[string]time.Time{}, all: make(chan struct{})}
 }
 
 // note is called by the informer, one call at a time.
-func (s *sightings) note(object any) {
+func (s *arrivals) note(object any) {
 	svc := object.(*corev1.Service)
 	if _, known := s.at[svc.Name]; known || len(svc.Status.LoadBalancer.Ingress) == 0 {
 		return
