@@ -1,4 +1,6 @@
-// Package leader keeps a replica of the controller from writing while another one may lead.
+// Package leader keeps a replica of the controller from writing while another one may lead. The
+// election itself is client-go's (cmd/controller); this package bounds by the clock for how long its
+// result may be relied on.
 //
 //	term.go   Term: for how long this replica certainly has the leader Lease
 //	lock.go   notes in the Term what the election does with the Lease

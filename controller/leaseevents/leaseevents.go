@@ -2,6 +2,9 @@
 // come and go, VIPs that change hands, and advertisements that match no interface. One process
 // makes them for all speakers, so that speakers need not be allowed to write anything but
 // their Leases.
+//
+//	leaseevents.go  Emitter: compares each Lease with what it was before
+//	reasons.go      the reasons of these Events
 package leaseevents
 
 import (

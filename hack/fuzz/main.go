@@ -1,6 +1,10 @@
 // Command fuzz runs fuzz targets, one after the other, prints a line for each, and fails if one of them does. What go
 // finds while it fuzzes is in its cache, on one machine. The inputs there that reach code that no input in the
 // repository reaches are copied to the target's testdata/fuzz, where every test runs them from then on.
+//
+//	main.go  the flags
+//	run.go   finds the targets and runs them
+//	keep.go  chooses the inputs that are kept
 package main
 
 import (

@@ -2,6 +2,9 @@
 // prints what a reader needs: a line per package, the output of what failed
 // in full, why a test was skipped, and a last line of counts. It fails when a
 // test failed and, with -strict, when one was skipped.
+//
+//	main.go     the flags
+//	summary.go  what is printed
 package main
 
 import (

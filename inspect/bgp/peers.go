@@ -1,5 +1,5 @@
 // Package bgp shows the BGP sessions, by the plan and by the speakers' reports, and what the nodes announce to
-// the routers.
+// the routers. It asks no router: what a router has made of the routes is not here.
 //
 //	peers.go   the sessions
 //	routes.go  the routes

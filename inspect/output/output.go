@@ -1,5 +1,6 @@
 // Package output prints the answers of commands: tables for people, with colours on a terminal, and JSON and
-// YAML for programs.
+// YAML for programs. Control characters in texts of the cluster are replaced, so that they cannot steer a
+// terminal.
 package output
 
 import (

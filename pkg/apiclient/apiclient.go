@@ -10,6 +10,12 @@
 // one frame each way in two seconds. It opens a connection by several attempts and uses the
 // first one that completes the TLS handshake. An API server that is gone or hangs costs no
 // more time than hedgeDelay.
+//
+// Controller and speaker use it for all their clients. It does not retry requests, and reads of the
+// answers only what rewound.go needs.
+//
+//	apiclient.go  Transport: connections, of which one may hang
+//	rewound.go    ends watches after etcd was restored from a backup
 package apiclient
 
 import (

@@ -1,4 +1,5 @@
-// Package buildinfo knows which build of Lodestone is running.
+// Package buildinfo has the version, the commit and the date of the running program, from the linker
+// or from the Go tool.
 package buildinfo
 
 import (

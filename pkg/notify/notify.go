@@ -1,4 +1,5 @@
-// Package notify signals a change to any number of goroutines.
+// Package notify signals a change to any number of goroutines. It carries no value: who is woken reads the
+// state of the sender again.
 package notify
 
 import "sync"

@@ -1,4 +1,4 @@
-// Package testapi is an API server in memory, for tests.
+// Package testapi has client-go's fake client as an API server in memory, for tests.
 package testapi
 
 import (

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package testcost has tests fail where a function costs more than the length of
-// what it is given explains.
+// Package testcost measures in tests how time and memory of a function grow with its input, and fails
+// where they grow faster than allowed.
 package testcost
 
 import (

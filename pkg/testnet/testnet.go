@@ -1,6 +1,9 @@
 // Package testnet gives tests fresh network namespaces: hosts, cables between
 // them and segments. All is gone when the test ends; what a killed run left
 // behind is removed by the next one.
+//
+//	testnet.go  Host, Connect and Segment
+//	log.go      Log: the output of a program, read while it runs
 package testnet
 
 import (

@@ -1,4 +1,5 @@
-// Package nft opens conversations with nftables, the kernel's packet filter, and keeps one open for changes.
+// Package nft opens netlink connections to nftables, the kernel's packet filter, each with a deadline. It
+// knows no rules: those of packages limit and direct use it.
 package nft
 
 import (

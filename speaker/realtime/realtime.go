@@ -1,4 +1,5 @@
-// Package realtime runs a goroutine before all normal ones, if the process may.
+// Package realtime runs a goroutine before all normal ones, if the process has the right to. Packages bfd
+// and detector use it for the goroutines that send heartbeats.
 package realtime
 
 import (

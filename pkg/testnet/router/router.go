@@ -1,5 +1,8 @@
 // Package router runs real routers in network namespaces for tests: FRR, BIRD and
 // ExaBGP, from the packages frr, bird2 and python3-exabgp. They end with the test.
+//
+//	router.go  FRR and BIRD
+//	exabgp.go  ExaBGP, which records the messages that it receives
 package router
 
 import (

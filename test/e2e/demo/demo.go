@@ -1,5 +1,8 @@
 // Package demo shows what Lodestone is for: a Service gets an address that a
 // client on the LAN reaches, and keeps it when the node that owns it dies.
+//
+//	demo.go      the steps
+//	workload.go  the Service and its pods
 package demo
 
 import (

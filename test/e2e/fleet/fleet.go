@@ -5,6 +5,12 @@
 //
 // A node's kernel takes packets for the VIPs that are served and answers them
 // itself, in place of kube-proxy and pods.
+//
+//	fleet.go     Fleet: its hosts, objects and faults
+//	speakers.go  the speakers, each a process
+//	api.go       the API server
+//	router.go    Router: an FRR on the segment
+//	wire.go      the frames on the segment, counted
 package fleet
 
 import (

@@ -4,6 +4,20 @@
 //
 // A machine has places for labs, one at a time in each. A lab's state is in files, so that one
 // brought up by one program can be used and taken down by another.
+//
+// The files, from the outside in:
+//
+//	lab.go           Up, Open and Down
+//	place.go         the places, and their locks
+//	topology.go      the hosts, their addresses and routes
+//	hosts.go         commands on the hosts, kubectl, helm, and clients of the API
+//	controlplane.go  etcd, the API servers, the controller manager and the scheduler
+//	node.go          a node: containerd, kubelet and kube-proxy
+//	images.go        container images, built and imported
+//	install.go       Lodestone, by its chart
+//	router.go        the routers: FRR and BIRD
+//	faults.go        loss of nodes, partitions, and packets that are dropped
+//	state.go         folders, and waiting for a condition
 package lab
 
 import (

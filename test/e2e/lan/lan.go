@@ -1,5 +1,8 @@
 // Package lan is the lab's wire: one bridge in a namespace of its own, hosts
 // plugged into its ports, and the faults that can befall it.
+//
+//	lan.go     LAN: builds and destroys it
+//	faults.go  unplugged ports, partitions and losses
 package lan
 
 import (

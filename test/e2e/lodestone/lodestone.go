@@ -1,6 +1,19 @@
 // Package lodestone operates the Lodestone that is installed in the lab, and
 // looks at it from outside: through the API, through its metrics, and on the
 // wire.
+//
+// The files, from the outside in:
+//
+//	lodestone.go  Installation: configuration, upgrades, and the command lodestone
+//	pods.go       the pods: who leads, and pods that are killed or replaced
+//	metrics.go    metrics and /status
+//	wire.go       who answers ARP and NDP for a VIP
+//	routers.go    what the lab's routers know
+//	echo.go       pods that answer, and whether a VIP is served
+//	loss.go       what a client sees while the owner of a VIP is lost
+//	dhcp.go       a DHCP server on the segment
+//	apiproxy.go   proxies before the API server that count or hold requests
+//	faultyapi.go  proxies that let requests fail, or change the time
 package lodestone
 
 import (

@@ -1,6 +1,10 @@
 // Package probe measures from a client's side: it asks an address again and
 // again, and records when answers stopped, for how long, and who answered
 // before and after.
+//
+//	probe.go        Probe: asks by UDP or TCP, each time anew
+//	connections.go  Connections, which stay open
+//	record.go       Record: the answers, and the outages between them
 package probe
 
 import (

@@ -1,6 +1,9 @@
 // Package program builds what the lab runs: Kubernetes, Helm and MetalLB from their
 // Go modules, once; our own programs on every run, which the Go build cache makes
 // cheap.
+//
+//	program.go  Builder
+//	jump.go     a speaker whose clock jumps
 package program
 
 import (

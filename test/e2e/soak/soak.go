@@ -2,6 +2,11 @@
 // programs, the API server and routers, and people who change what they want meanwhile. All the
 // while clients ask VIPs, by datagrams and over connections that they keep. After each step
 // everything has to be as it was before.
+//
+//	soak.go     Run: step after step
+//	faults.go   the faults, and how they are drawn
+//	clients.go  the Services and their clients
+//	check.go    what has to be true after a step
 package soak
 
 import (

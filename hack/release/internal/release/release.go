@@ -7,6 +7,7 @@
 //
 // The files, in the order of their work:
 //
+//	release.go     Make: prepares a folder, and takes all steps
 //	source.go      the commit, and when there is none to release
 //	notes.go       what the changelog has of the version
 //	build.go       the programs, and how they are built

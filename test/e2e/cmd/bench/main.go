@@ -2,6 +2,10 @@
 // benchmark: `bench NAME key=value ...`. It compares nothing with a limit.
 //
 //	bench [-keep] [-minutes N] [-cases PATTERN] [NAME ...]
+//
+// services.go is the load of Services that most benchmarks share; inprocess.go needs no cluster. controller.go and
+// scale.go measure many Services, layer2.go and bgp.go what clients lose, bgpscale.go many routes, direct.go direct
+// forwarding, fleet.go many speakers, hostile.go the worst objects, and metallb.go MetalLB and Lodestone by turns.
 package main
 
 import (

@@ -1,5 +1,9 @@
 // Command lab brings a Kubernetes cluster up on this machine, breaks it on
 // request, and takes it down.
+//
+//	main.go      the command line
+//	commands.go  up, down, load, status and demo
+//	hosts.go     kubectl, helm and commands on the hosts, and faults
 package main
 
 import (
