@@ -12,10 +12,10 @@
 // more time than hedgeDelay.
 //
 // Controller and speaker use it for all their clients. It does not retry requests, and reads of the
-// answers only what rewound.go needs.
+// answers only what restored.go needs.
 //
 //	apiclient.go  Transport: connections, of which one may hang
-//	rewound.go    ends watches after etcd was restored from a backup
+//	restored.go   ends watches after etcd was restored from a backup
 package apiclient
 
 import (
