@@ -5,6 +5,7 @@
 //	gateways.go         GatewayWatcher: the default gateways
 //	nexthops.go         the addresses of an interface that routers can use as next hops
 //	multicastgroups.go  the multicast groups that the kernel has joined
+//	counters.go         how many frames an interface has received
 package netstate
 
 import (
@@ -66,11 +67,11 @@ type Interfaces interface {
 const receiveBuffer = 1 << 20
 
 const (
-	// dumpAttempts is how often a list that changes meanwhile is asked for. The pauses between begin with twice dumpPause
-	// and double, and are a quarter of a second together.
+	// dumpAttempts is how often a list is requested that changes in the meantime. The pauses between the attempts begin with
+	// twice dumpPause and double, and sum up to a quarter of a second.
 	dumpAttempts = 8
 	dumpPause    = time.Millisecond
-	// resyncPause is the wait after that.
+	// resyncPause is the wait after the last attempt.
 	resyncPause = time.Second
 )
 
@@ -269,8 +270,8 @@ func list(namespace netns.NsHandle) (table, error) {
 	return t, nil
 }
 
-// Whole lists again, up to dumpAttempts times, while the kernel reports that the list changed in the meantime: such a list may lack
-// what has not changed. The last error is netlink.ErrDumpInterrupted then.
+// Whole returns the first answer of ask that is complete. If a list changes while it is read, the kernel marks it as interrupted,
+// and even unchanged entries may be missing. Whole then asks again, and returns netlink.ErrDumpInterrupted after dumpAttempts.
 func Whole[T any](ask func() ([]T, error)) ([]T, error) {
 	for attempt := 1; ; attempt++ {
 		got, err := ask()
