@@ -59,8 +59,8 @@ type service struct {
 	unmarked []netip.Addr // see the function unmarked
 }
 
-// unmarkedFor is how long a Service keeps its VIPs that has lost the annotation, but not the
-// addresses in its status. Somebody who replaces a Service by its manifest removes the annotation,
+// unmarkedFor is how long a Service keeps its VIPs after it has lost the annotation, while its status
+// still has the addresses. Somebody who replaces a Service by its manifest removes the annotation,
 // and the controller sets it again at once.
 const unmarkedFor = 5 * time.Second
 

@@ -142,8 +142,8 @@ func (p *KubeProxy) conclude(a *proxyAnswers, healthy bool, status string, err e
 	}
 }
 
-// elsewhere reports whether more than half of the other nodes have a kube-proxy. One alone may have what nobody needs,
-// or lie.
+// elsewhere reports whether more than half of the other nodes have a kube-proxy. A single node proves nothing: its kube-proxy
+// may be unneeded, or its report false.
 func (p *KubeProxy) elsewhere() bool {
 	have, others := 0, 0
 	for node, n := range p.networks.Networks() {

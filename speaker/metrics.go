@@ -23,8 +23,8 @@ const (
 	MetricUnmatched     = "lodestone_speaker_unmatched_advertisements"
 )
 
-// DefaultVIPMetrics is up to how many VIPs of its own a speaker has a series for each. Each VIP that moves
-// makes a new series in Prometheus, so that the VIPs of a large cluster would cost it more than all else here.
+// DefaultVIPMetrics is the number of owned VIPs up to which a speaker has a series for each of them. Each VIP that
+// moves makes a new series in Prometheus: in a large cluster these would cost more than all other metrics here.
 const DefaultVIPMetrics = 1000
 
 var (

@@ -214,8 +214,8 @@ func (p *process) startLeading() {
 	p.start(p.poolStatus.Run)
 }
 
-// endAfterARestore has the process stop when etcd is restored from a backup from now on: the next leader reads what each Service
-// has had then, as after any start, while this one would take Services that are back for new ones.
+// endAfterARestore stops the process when etcd is restored from a backup. The next leader reads which addresses each Service
+// has, as after any start. This process would take Services that the backup has brought back for new ones.
 func (p *process) endAfterARestore() {
 	restored := p.api.Rewound()
 	p.start(func(ctx context.Context) error {

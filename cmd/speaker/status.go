@@ -26,8 +26,8 @@ type status struct {
 	Detection *diagnose.Detection `json:"detection"`
 }
 
-// checks are what /readyz shows: what a speaker needs to own VIPs, and what a rolling update waits for besides. People who look
-// for the nodes that may own VIPs learn from it alone that a speaker is blind: such a speaker cannot write it to its Lease.
+// checks returns what /readyz shows: the conditions of owning VIPs, and the one that a rolling update waits for besides. A blind
+// speaker has one more, because it cannot write to its Lease that it is blind: /readyz is the only place that shows it.
 func checks(all []diagnose.Condition, routers diagnose.Condition, blind bool) []diagnose.Condition {
 	all = append(slices.Clone(all), routers)
 	if !blind {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Margin returns how long before its end a lease does not count any more, so that the longest write that begins before
-// that is over, or given up, when the lease ends. It leaves half of the lease to write in.
+// Margin returns how long before its end a lease ceases to count. A write that began before that has ended, or was given up,
+// when the lease ends, however long it takes. At most half of the lease is margin.
 func Margin(lease, renewal, write time.Duration) time.Duration {
 	return min(max(lease-renewal, write), lease/2)
 }
@@ -53,8 +53,8 @@ func (t *Term) Resign() {
 	t.asked, t.resigned = time.Time{}, true
 }
 
-// GivesBack reports whether the replica may give the lease back before its end. One that could not renew it may not:
-// what it has begun to write is applied as late as the lease ends.
+// GivesBack reports whether the replica may give the lease back before its end. A replica that could not renew it may not:
+// its last writes may still be applied until the lease ends.
 func (t *Term) GivesBack() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

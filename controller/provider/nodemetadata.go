@@ -79,8 +79,8 @@ func (i instances) rule(node *corev1.Node) config.NodeRule {
 	return config.NodeRule{}
 }
 
-// maxProvided is how many addresses a kubelet can be configured with, one of each family. Of an annotation with more the
-// framework takes none.
+// maxProvided is how many addresses a kubelet can be configured with, one of each family. The framework ignores an
+// annotation with more.
 const maxProvided = 2
 
 // addressesOf returns the addresses that the Node has, and those that its

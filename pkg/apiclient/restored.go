@@ -20,9 +20,9 @@ const (
 	metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
 
-// rewound answers that a version is over if the API server has not reached it: etcd was restored from a backup. Whoever asked
-// forgets the version, and lists anew. The API server itself takes a watch from such a version, and sends nothing until it
-// gets there, so that what changes meanwhile is never seen. A list it refuses, and client-go asks for that ten times more.
+// rewound answers "410 Gone" to a watch or list from a resource version that the API server has not reached, because etcd was
+// restored from a backup. The client then lists anew. The API server itself would accept the watch, and send nothing until it
+// reaches that version, so that the changes before it would never be seen. It refuses the list, which client-go repeats ten times.
 type rewound struct {
 	http.RoundTripper
 	detected func() // it is sure, and not only that an API server lags behind

@@ -63,7 +63,7 @@ func (q *eventQueue) pop() (e event, ok bool) {
 	return e, ok
 }
 
-// leave counts an Event out.
+// leave removes an Event from the count of its object.
 func (q *eventQueue) leave(e event) {
 	if q.on[e.objectOf()]--; q.on[e.objectOf()] == 0 {
 		delete(q.on, e.objectOf())

@@ -28,12 +28,12 @@ const (
 	eventsQueued       = 8192
 	eventsPerNamespace = 4096
 	eventsPerObject    = 16
-	// Of Events on one object that many are written, and then one each ten seconds. client-go would drop
-	// all for five minutes after 25.
+	// eventsOnObject is how many Events on one object are written at once. After them one is written every ten
+	// seconds. client-go's default would drop all for five minutes after 25.
 	eventsOnObject       = 250
 	eventsOnObjectPerSec = 0.1
-	// normalTurn is how often a normal Event is next although warnings wait: whoever has warnings all the time would
-	// keep all others' from being written.
+	// normalTurn is the share of normal Events while warnings wait: one in that many. Otherwise warnings without end
+	// would keep all normal Events from being written.
 	normalTurn = 4
 )
 

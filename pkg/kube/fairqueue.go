@@ -1,17 +1,17 @@
 package kube
 
-// Turns is a queue in which namespaces take turns, so that what waits of one delays nothing of
-// another. What is of one namespace keeps its order. The zero value is empty.
+// Turns is a fair queue: namespaces take turns, so that many items of one namespace do not delay those
+// of another. Items of one namespace keep their order. The zero value is empty.
 type Turns[T any] struct {
-	waits map[string][]T // by namespace
+	waits map[string][]T // the items, by namespace
 	next  []string       // the namespaces in waits
 	size  int
 }
 
-// Len returns how much waits.
+// Len returns the number of items.
 func (t *Turns[T]) Len() int { return t.size }
 
-// Push adds something of the namespace.
+// Push adds an item of the namespace.
 func (t *Turns[T]) Push(namespace string, item T) {
 	if t.waits == nil {
 		t.waits = map[string][]T{}
@@ -23,7 +23,7 @@ func (t *Turns[T]) Push(namespace string, item T) {
 	t.size++
 }
 
-// Pop takes what is next; false: nothing waits.
+// Pop removes the next item; ok is false if the queue is empty.
 func (t *Turns[T]) Pop() (item T, ok bool) {
 	for len(t.next) > 0 {
 		namespace := t.next[0]
@@ -35,7 +35,7 @@ func (t *Turns[T]) Pop() (item T, ok bool) {
 		} else {
 			delete(t.waits, namespace)
 		}
-		if len(waiting) > 0 { // otherwise its last one was dropped
+		if len(waiting) > 0 { // otherwise dropLast has removed the namespace's last item
 			t.size--
 			return waiting[0], true
 		}
@@ -43,7 +43,7 @@ func (t *Turns[T]) Pop() (item T, ok bool) {
 	return item, false
 }
 
-// dropLast takes away what of the namespace came last.
+// dropLast removes the newest item of the namespace, which must have one.
 func (t *Turns[T]) dropLast(namespace string) (item T) {
 	waiting := t.waits[namespace]
 	last := len(waiting) - 1

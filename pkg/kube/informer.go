@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Follower is a task that follows the objects of one kind.
+// Follower is a task that runs an informer, the objects of one kind, and knows whether they were listed.
 type Follower struct {
 	informer cache.SharedIndexInformer
 	notify   func()

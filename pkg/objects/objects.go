@@ -176,7 +176,7 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 			return nil, false
 		}
 		fresh := view.Derive(p)
-		// What is cached already is kept once: a list of what has not changed needs no memory.
+		// An object that is cached already is not kept twice, so that a list without changes needs no memory.
 		stored, _, _ := informer.GetStore().GetByKey(key(fresh)) //nolint:errcheck // it cannot fail
 		if old, ok := stored.(Object); ok && old.GetUID() == fresh.GetUID() && old.GetResourceVersion() == fresh.GetResourceVersion() &&
 			fresh.GetResourceVersion() != "" {

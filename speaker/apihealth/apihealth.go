@@ -105,7 +105,7 @@ func (s *Checker) due(now time.Time) bool {
 }
 
 func (s *Checker) look(ctx context.Context) {
-	s.asked, s.wait = time.Now(), 0.75+rand.Float64()/2 // who found out together does not stay together
+	s.asked, s.wait = time.Now(), 0.75+rand.Float64()/2 // so that nodes that asked at the same time do not next time
 	if err := s.once(ctx); err == nil {
 		s.noteAnswer(time.Now())
 	} else {

@@ -187,8 +187,8 @@ func keys(of map[plan.LimitKey]plan.Limit) []plan.LimitKey {
 	})
 }
 
-// unavailable reports whether this process cannot use nftables. Then the kernel has no table of ours either, or one of an
-// earlier speaker, whose guard ends.
+// unavailable reports whether this process cannot use nftables. Then the kernel has either no table of ours, or one of an
+// earlier speaker, which limits nothing once its guard has expired.
 func unavailable(err error) bool {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES): // the process lacks NET_ADMIN

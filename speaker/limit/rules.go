@@ -74,8 +74,8 @@ func setOf(key string) *nftables.Set {
 	return nil
 }
 
-// guard has its elements for as long as a Limiter refreshes them. Without them nothing is limited: a speaker that was
-// killed may be followed by one that may not change rules any more.
+// guard keeps its elements as long as a Limiter refreshes them. Without them nothing is limited, because a killed
+// speaker may be followed by one without the right to change rules.
 var guard = &nftables.Set{Table: table, Name: "guard", ID: 3, KeyType: nftables.TypeNFProto, HasTimeout: true}
 
 // refresh adds to the transaction that the limits work for that long from now on.

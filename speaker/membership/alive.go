@@ -206,9 +206,10 @@ func (t *table) join(n *memberlist.Node) {
 // meet records the speaker as memberlist has it now. It reports what record does. memberlist may change the
 // node later.
 //
-// A speaker that counts keeps its session. One that has started anew is lost by that, and counts again when it answers, with
-// the new one. Else whoever has the key could publish other sessions in its name, whose heartbeats nobody expects yet, and its
-// loss would not be noticed.
+// A speaker that counts keeps its session. If it has started anew, it is lost, because its heartbeats have another session. It
+// counts again with the new session when it answers. A new session is not accepted before that: an attacker with the key could
+// publish sessions in the name of a dead speaker again and again. After each, its first heartbeat would still be awaited, and
+// its loss would not be noticed.
 func (t *table) meet(p *peer, n *memberlist.Node) (changed bool) {
 	p.met = new(*n)
 	m := decode(n.Meta)
@@ -234,15 +235,15 @@ func (t *table) update(n *memberlist.Node) {
 // suspect removes the speaker unless memberlist meets it again within the grace period. If this process
 // did not run for a while, memberlist's timers fire before it reads the answers that wait in the socket.
 //
-// A speaker that takes part in the failure detection, and is ready, goes on counting as long as it answers packets. If it
-// were lost, it would send no heartbeats; but whoever has the key can have memberlist take it for dead.
+// A ready speaker that takes part in the failure detection goes on counting as long as it answers packets. Its heartbeats
+// would show its loss, and an attacker with the key can make memberlist take it for dead.
 func (t *table) suspect(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
 	switch {
 	case p.held != nil:
-		if !p.held.silent { // else it has been counted
+		if !p.held.silent { // otherwise it was counted before
 			t.metrics.changes.WithLabelValues("leave").Inc()
 		}
 		p.held = nil
@@ -289,8 +290,8 @@ func (t *table) declare(v watch.Verdict) {
 	t.lose(v.Name, p)
 }
 
-// askLater has a silent speaker asked after that time in a large cluster. In a small one it is asked as any other.
-// The caller holds mu.
+// askLater delays the next question to a silent speaker by about that time for each crowdSize of speakers. In a small
+// cluster there is no delay. The caller holds mu.
 func (t *table) askLater(h *held, after time.Duration) {
 	if crowd := t.peers.count((*peer).isAlive) / crowdSize; crowd > 1 {
 		h.next = time.Now().Add(spread(after * time.Duration(crowd)))

@@ -120,8 +120,8 @@ func lateOf(l watch.Lateness) report.Late {
 	return report.Late{Milliseconds: l.Most.Milliseconds(), At: l.At, Times: l.Times}
 }
 
-// reported returns what our Lease carries of that. It is about a loop that was later than its watchers wait, and it changes
-// seldom, because each Lease goes to all speakers: the times are rounded down to a power of two.
+// reported returns how late the detector was, as our Lease has it. It is empty unless the loop was later than the watchers
+// wait. Each change of a Lease goes to all speakers, so the number of times is rounded down to a power of two.
 func reported(s watch.Status) (l report.Late) {
 	if s.Hour.Most > s.Allowance() && s.Hour.Times > 0 {
 		l = lateOf(s.Hour)

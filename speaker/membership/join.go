@@ -81,9 +81,9 @@ func (j *joiner) enter(ctx context.Context, store cache.Store, started time.Time
 }
 
 // awaitKey waits until this speaker and all others understand each other. While the key is replaced,
-// some may not have read it yet. A speaker that joined without them would claim their VIPs. But some speakers with
-// another key must not keep all others from starting: after keyTimeout it goes on, if it has met more than those.
-// They do not understand the ones that it has met either.
+// some may not have read it yet. A speaker that joined without them would claim their VIPs. But a few speakers with
+// another key must not keep all others from starting. So after keyTimeout this speaker goes on if it has met more
+// speakers than there are with another key, which do not understand the met ones either.
 func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 	until := time.Now().Add(j.options.keyTimeout)
 	for waited := false; ctx.Err() == nil; waited = true {

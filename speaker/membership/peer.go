@@ -37,7 +37,7 @@ type peer struct {
 	network *report.Network
 }
 
-// held is a speaker that is asked because memberlist has met it again, or lost it, and it is not known whether that is right.
+// held is a speaker that memberlist has met again or lost. It is asked for an answer, to verify that.
 type held struct {
 	node  memberlist.Node // with its last metadata
 	since time.Time
@@ -60,9 +60,10 @@ func (p *peer) questioned() bool { return p.alive && p.held != nil }
 // found records that the speaker is not lost any more.
 func (p *peer) found() { p.lost, p.unanswered, p.beats, p.unproven = false, 0, false, 0 }
 
-// believable reports whether a lost speaker that does not answer is to count because memberlist has taken it for alive for so
-// long, and twice as long each time. Whoever has the key can have memberlist do that without an end. So if heartbeats
-// have shown that the speaker is lost, it has to publish that it sends some, by which it is soon found out.
+// believable reports whether a lost speaker counts although it does not answer. It does once memberlist has taken it for
+// alive for that time, doubled each time that it counted in this way. An attacker with the key can keep memberlist in
+// that state. So a speaker whose loss heartbeats have shown must publish that it takes part in the failure detection,
+// which soon shows its loss again.
 func (p *peer) believable(after time.Duration) bool {
 	return p.held != nil && time.Since(p.held.since) > after<<min(p.unproven, mostUnproven) &&
 		(!p.beats || decode(p.held.node.Meta).session != 0)

@@ -25,7 +25,7 @@ const (
 	firstVerify, lastVerify = 50 * time.Millisecond, 500 * time.Millisecond
 	// unansweredMost is how many packets may be unanswered, in some two seconds, before that is logged.
 	unansweredMost = 8
-	// questions is how many packets in a row a speaker may leave unanswered that memberlist takes for dead.
+	// questions is how many packets in a row may be unanswered by a speaker that memberlist takes for dead.
 	questions = 3
 	// A speaker that does not answer us, although others take it for alive, is held for heldTime plus
 	// heldProbes probe intervals.
@@ -81,8 +81,8 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 	}
 }
 
-// expel removes the speakers that memberlist has elsewhere than their Leases: whoever has the key has spoken for them before
-// their Leases were known. For memberlist they have left, so that the right ones can be met.
+// expel removes the speakers that memberlist has at other addresses than their Leases: an attacker with the key has used
+// their names before their Leases were known. memberlist takes them for left, so that the real ones can be met.
 func (r *rejoiner) expel() {
 	for _, node := range r.strays() {
 		r.gossip.guard.Forget(node)
@@ -128,8 +128,8 @@ func (r *rejoiner) contact(addresses []string) {
 	group.Wait()
 }
 
-// verifyLost has lost speakers that memberlist has met again count when they answer a packet, and those that it has lost
-// not count any more when they do not.
+// verifyLost asks the held speakers for an answer. A speaker that memberlist has met again counts once it answers. One
+// that memberlist has lost does not count any more if it does not answer.
 func (r *rejoiner) verifyLost(ctx context.Context) {
 	delay := firstVerify
 	for {

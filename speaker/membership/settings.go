@@ -20,9 +20,9 @@ func (t *Task) readSettings(ctx context.Context) (ok bool, err error) {
 	}
 }
 
-// compareSettings publishes and logs when the document has other settings than those that the speaker has
-// started with, apart from those of heartbeats, which have changed by then. Speakers with different settings work
-// together: each probes and suspects at its own pace, and watchers know the pace of each heart.
+// compareSettings publishes and logs whether the document has other settings than those that the speaker has
+// started with. It ignores the settings of heartbeats, which change while the speaker runs. Speakers with different
+// settings work together: each probes and suspects at its own pace, and heartbeats carry their interval.
 func (t *Task) compareSettings(ctx context.Context) {
 	for {
 		changed := t.options.Config.Changed()

@@ -21,12 +21,11 @@ const (
 	unlistedWarning = 10 * time.Minute
 )
 
-// accept returns an error if the speaker is elsewhere than its Lease has it, or if it has no Lease, and too many others
-// have none. listed is that of leases.
+// accept returns an error if the speaker has another address than its Lease, or if it has no Lease and too many others
+// have none. listed is the method of leases.
 //
-// A speaker writes its own Lease alone. So whoever has the key cannot take the name of another speaker that is lost, which
-// would count as alive, and could not come back while its name is taken. A speaker with a new address is met when that is
-// on its Lease.
+// A speaker can write only its own Lease. So an attacker with the key cannot use the name of a lost speaker, which would then
+// count as alive and could not come back. A speaker with a new address is met once its Lease has that address.
 func (t *table) accept(n *memberlist.Node, listed func(node string) (netip.AddrPort, bool)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -58,7 +57,7 @@ func (t *table) accept(n *memberlist.Node, listed func(node string) (netip.AddrP
 	return nil
 }
 
-// elsewhere reports whether memberlist has the speaker at another address than its Lease.
+// elsewhere reports whether memberlist has another address of the speaker than its Lease.
 func elsewhere(n *memberlist.Node, lease netip.AddrPort) bool {
 	return lease.IsValid() && addressIn(n) != lease
 }

@@ -19,14 +19,14 @@ const (
 	buffer = 64 << 20
 )
 
-// Conn is a conversation with nftables.
+// Conn is a netlink connection to nftables.
 type Conn struct {
 	*nftables.Conn
-	// Socket carries it.
+	// Socket is its socket.
 	Socket *netlink.Conn
 }
 
-// Dial opens a conversation. The end of it waits for the kernel to free what it was to remove, some 10 ms: see Line.
+// Dial opens a connection. Close takes some 10 ms, until the kernel has freed what was removed; see Line.
 func Dial() (c Conn, err error) {
 	c.Conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(s *netlink.Conn) error {
 		c.Socket = s
@@ -38,20 +38,21 @@ func Dial() (c Conn, err error) {
 	return c, nil
 }
 
-// InTime gives the kernel its time for the next request: what was done before, as encoding, does not count.
+// InTime returns the connection with a new deadline for the next request. The time since Dial, such as that of encoding,
+// does not count.
 func (c Conn) InTime() *nftables.Conn {
 	c.Socket.SetDeadline(time.Now().Add(timeout)) //nolint:errcheck // it fails for a closed socket, as the request does
 	return c.Conn
 }
 
-// Close ends the conversation.
+// Close closes the connection.
 func (c Conn) Close() { c.CloseLasting() } //nolint:errcheck // nothing is lost with it
 
-// Line is a conversation that lasts until something fails: then answers to that may still come. Its zero value is ready
-// for use, by one goroutine.
+// Line is a connection that stays open until a request fails. After a failure it must be closed by End, because answers to
+// the failed request may still arrive. The zero value is ready for use, by one goroutine.
 type Line struct{ conn Conn }
 
-// Open returns the conversation. It begins another one if there is none, or if its socket was closed.
+// Open returns the connection. It opens a new one if there is none, or if its socket was closed.
 func (l *Line) Open() (c Conn, err error) {
 	if l.conn.Conn != nil && l.conn.Socket.SetDeadline(time.Now().Add(timeout)) != nil {
 		l.End()
@@ -62,7 +63,7 @@ func (l *Line) Open() (c Conn, err error) {
 	return l.conn, err
 }
 
-// End ends the conversation, and forgets what was to be sent.
+// End closes the connection. Messages that were not flushed are lost.
 func (l *Line) End() {
 	if l.conn.Conn != nil {
 		l.conn.Close()

@@ -51,8 +51,8 @@ func (b *ballot) firstOf(addr netip.Addr, among map[string]bool) string {
 	return ""
 }
 
-// tiers returns the tiers of the candidates on the segment, in which those are able that able reports. They
-// are made from those of the last ballot, as far as it has the weights.
+// tiers returns the tiers of the candidates on the segment. able reports which of them are able. Where the last
+// ballot has a tier of the same weight, its decisions are used again.
 func (s *scope) tiers(last *ballot, able func(name string) bool) (tiers []tier) {
 	byWeight := map[int]map[string]bool{}
 	for name, c := range s.candidates {

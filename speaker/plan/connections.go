@@ -59,7 +59,7 @@ func (s *shared[V]) share() (all map[LimitKey]V, changed bool) {
 	return s.all, changed
 }
 
-// lose notes that a Service has lost its VIPs, and take that it has them.
+// lose notes that a Service has lost its VIPs, and take notes that it has them.
 func (c *connections) lose(s *Service) {
 	for _, vip := range s.VIPs {
 		c.gone[LimitKey{vip, s.Name}] = true

@@ -88,8 +88,8 @@ func (s *scope) part(node, owner string, vip netip.Addr, d Direct) part {
 	return e.parts[key]
 }
 
-// partOf returns the node's part of what the owner hands to backends at these addresses. One that the owner
-// does not reach has none.
+// partOf returns the node's part of what the owner hands to backends at these addresses. A backend that the
+// owner does not reach has no part.
 func (s *scope) partOf(node, owner string, backends []Backend, addresses []netip.Addr) part {
 	var p, drained part
 	from := s.Nodes[owner]

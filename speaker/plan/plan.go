@@ -161,9 +161,9 @@ func (s *Snapshot) sound(name string) bool {
 	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
 }
 
-// Reaches reports whether the node can hand packets for a VIP to another one: the address of that is on
-// a segment of this one, or this one's segments are not known. The address is the zero value if the
-// other one has none of the VIP's family.
+// Reaches reports whether the node can hand packets for a VIP to the other node: the other node's address is
+// on a segment of this node, or this node's segments are not known. It returns that address, the zero value
+// if the other node has none of the VIP's family.
 func (n *Node) Reaches(other *Node, vip netip.Addr) (at netip.Addr, ok bool) {
 	at = other.address(vip.Is4())
 	return at, n.onSegment(at)

@@ -267,7 +267,7 @@ func hint(err error) string {
 	return "it is tried again"
 }
 
-// logChanges logs and counts the changes of routes and problems, in order. Of the removals there are those that were possible.
+// logChanges logs and counts the changes of routes and problems, in order. Removals that failed are left out.
 func (t *Table) logChanges(before state, s steps) {
 	for _, prefix := range ordered(before.inForce) {
 		now, ok := t.state.inForce[prefix]

@@ -267,10 +267,10 @@ func fits(value []byte, k kind) bool {
 	return false
 }
 
-// MaxIncarnation returns the highest incarnation that passes at a time. A speaker contradicts what others claim about it by a higher
-// one, and after the highest of all comes 0. So an attacker with the key could end all that is heard of a speaker by one
-// packet. This bound rises by 4 each second, and so lets each contradiction pass a moment later. A clock that is wrong by
-// years lets pass what honest speakers reach, which count from 1 at each start.
+// MaxIncarnation returns the highest incarnation that passes at a time. A speaker contradicts a false claim about itself by a
+// higher incarnation, and the number wraps to 0. So without a bound, one packet of an attacker with the key could have the highest
+// number, and nothing of the speaker would be accepted after it. The bound rises by 4 each second, so that a contradiction passes
+// a moment later. Honest speakers count from 1 at each start and stay below the bound even if a clock is wrong by years.
 func MaxIncarnation(now time.Time) uint64 {
 	const honest, year2026, year2060 = 1 << 20, 1767225600, 2840140800
 	return honest + uint64(4*(min(max(now.Unix(), year2026), year2060)-year2026))
