@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// slow is how long a test takes to be worth a line of its own: whoever waits
-// for it should see that something happens.
+// slow is the duration from which a test has a line of its own, so that its progress can be
+// seen.
 const slow = 10 * time.Second
 
 // excerpt is how many bytes of a failed test's output are printed again at the
-// end, where somebody who sees the end alone looks for the reason.
+// end, so that the end alone has the reason.
 const excerpt = 800
 
 // event is one line of test2json.
@@ -107,7 +107,7 @@ func (s *summary) finishTest(k key, e event) {
 }
 
 func (s *summary) finishPackage(k key, e event) {
-	// Whatever is still running when its package ends did not pass.
+	// A test that is still running when its package ends did not pass.
 	for _, running := range s.running(k.pkg) {
 		s.finishTest(running, event{Action: "fail"})
 	}

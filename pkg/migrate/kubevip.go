@@ -74,7 +74,7 @@ func (m *kubeVIP) read(o *Object) {
 	}
 }
 
-// workload is what matters of a DaemonSet or a Deployment.
+// workload has the fields that are read of a DaemonSet or a Deployment.
 type workload struct {
 	Spec struct {
 		Template struct {

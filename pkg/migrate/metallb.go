@@ -118,7 +118,7 @@ type bfdSpec struct {
 	MinimumTTL       *uint32 `json:"minimumTtl"`
 }
 
-// metalLB is what there is of MetalLB.
+// metalLB has the objects of MetalLB.
 type metalLB struct {
 	migration
 	pools       []resource[poolSpec]

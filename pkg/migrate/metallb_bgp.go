@@ -187,7 +187,7 @@ func (m *metalLB) time(o *Object, field string, text *string) time.Duration {
 	return d
 }
 
-// brief writes a duration in its largest unit that has no rest.
+// brief writes a duration in the largest unit of which it is a multiple.
 func brief(d time.Duration) string {
 	switch {
 	case d%time.Hour == 0 && d > 0:
@@ -213,7 +213,7 @@ func (m *metalLB) password(o *Object, spec *peerSpec, p *peer) {
 	}
 }
 
-// newSecret names the Secret for a password that stands in the open.
+// newSecret names the Secret for a password that is in plain text in an object.
 func (m *migration) newSecret(o *Object, field, name string) *secret {
 	s := &secret{names{}.unique(name, "") + "-password"}
 	m.decidef(o, field, "Lodestone reads passwords from Secrets alone: kubectl -n lodestone-system create secret generic %s "+

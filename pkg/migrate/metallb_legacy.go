@@ -19,7 +19,7 @@ const LegacyKey = "config"
 // FRR, in its own language.
 const ExtrasConfigMap = "bgpextras"
 
-// configMap is what matters of a ConfigMap.
+// configMap has the fields that are read of a ConfigMap.
 type configMap struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        metav1.ObjectMeta `json:"metadata"`

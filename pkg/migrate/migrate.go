@@ -73,7 +73,7 @@ func (e Errors) Error() string {
 	return config.Lines(e, "and %d more errors")
 }
 
-// Result is what a migration comes to.
+// Result is the result of a migration.
 type Result struct {
 	// Document is the configuration, which is valid.
 	Document string
@@ -89,7 +89,7 @@ func (r *Result) Decisions() bool {
 	return slices.ContainsFunc(r.Notes, func(n Note) bool { return n.Decision })
 }
 
-// migration is what has come of the objects so far.
+// migration is the state of a migration.
 type migration struct {
 	doc      document
 	services []found
@@ -163,7 +163,7 @@ func (m *migration) finish(c config.Compatibility) (*Result, error) {
 	return &m.result, nil
 }
 
-// document is the configuration as it is written.
+// document is the configuration in the form in which it is written.
 type document struct {
 	APIVersion     string          `yaml:"apiVersion"`
 	Kind           string          `yaml:"kind"`

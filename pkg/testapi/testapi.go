@@ -6,8 +6,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// New returns a client of one that has the objects. It keeps no account of who manages which field, as server-side
-// apply would need: that takes most of a test's time, since each write builds a mapper of all kinds.
+// New returns a client of an API server that has the objects. It keeps no managed fields, which only server-side apply
+// needs: they would take most of a test's time, since each write builds a mapper of all kinds.
 func New(objects ...runtime.Object) *fake.Clientset {
 	return fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody applies objects
 }

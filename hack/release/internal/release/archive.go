@@ -39,7 +39,7 @@ func sorted(files []file) []file {
 	return slices.SortedFunc(slices.Values(files), func(a, b file) int { return cmp.Compare(a.name, b.name) })
 }
 
-// tarGz packs files. Owners are root, times the one given.
+// tarGz packs files. They are owned by root, and have the given time.
 func tarGz(files []file, t time.Time) ([]byte, error) {
 	var buffer bytes.Buffer
 	zipped := gzip.NewWriter(&buffer)

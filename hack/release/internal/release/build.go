@@ -44,8 +44,8 @@ func programs() []program {
 	}
 }
 
-// checkPlatforms refuses a choice that gives no release: of what is not built, without nodes, or
-// without this machine, whose command writes the man pages.
+// checkPlatforms refuses platforms that are not built, a choice without Linux, and one without the
+// platform of this machine, on which the command writes the man pages.
 func checkPlatforms(chosen []string) error {
 	var all []string
 	for _, p := range programs()[2].platforms {
@@ -131,7 +131,7 @@ func GoBuild(root, ldflags string) Builder {
 		args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", b.Out, b.Package}
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = root
-		// What people and machines set for their own builds would be in the binaries.
+		// Settings of people and machines for their own builds would change the binaries.
 		cmd.Env = append(os.Environ(), "GOOS="+b.OS, "GOARCH="+b.Arch, "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off",
 			"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -141,8 +141,7 @@ func GoBuild(root, ldflags string) Builder {
 	}
 }
 
-// checkBuild looks at what came out: a static binary for the platform that is the same
-// wherever it was built.
+// checkBuild checks that a binary is static, for the platform, and the same wherever it is built.
 func checkBuild(info *debug.BuildInfo, p Platform) error {
 	if info == nil {
 		return errors.New("the binary does not record how it was built")

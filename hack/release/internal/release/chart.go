@@ -165,7 +165,7 @@ func (m *making) packChart() ([]byte, *chart.Metadata, error) {
 	return packed, about, nil
 }
 
-// checkChart reads the archive as Helm does, and looks whether it has what we put in.
+// checkChart loads the archive by Helm's code, and checks that it has all that was packed.
 func (m *making) checkChart(packed []byte, files []file) error {
 	c, err := loader.LoadArchive(bytes.NewReader(packed))
 	if err != nil {

@@ -14,7 +14,7 @@ type archived struct {
 	plugin string
 }
 
-// krewPlugin is a manifest of krew, as far as ours need it.
+// krewPlugin is a manifest of krew, with the fields that ours has.
 type krewPlugin struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`

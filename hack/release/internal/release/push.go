@@ -110,7 +110,7 @@ func entryOf(all v1.ImageIndex, d v1.Descriptor) (e entry, err error) {
 	return e, err
 }
 
-// readList reads images.txt, and looks whether the key has signed it, if there is one.
+// readList reads images.txt, and verifies its signature if there is a key.
 func readList(dist, publicKey string) (list []published, _ error) {
 	text, err := os.ReadFile(filepath.Join(dist, listName))
 	if err != nil {
@@ -135,7 +135,7 @@ func readList(dist, publicKey string) (list []published, _ error) {
 	return list, nil
 }
 
-// verifyList looks whether the key has signed the checksums, and whether they have the list.
+// verifyList verifies the signature of the checksums, and that the list has the checksum there.
 func verifyList(dist, publicKey string, list []byte) error {
 	verifier, err := loadVerifier(publicKey)
 	if err != nil {

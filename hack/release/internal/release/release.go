@@ -55,13 +55,13 @@ type Config struct {
 	Key *Key
 	// Platforms are those that programs are built for, as in linux/amd64. None: all that there are.
 	Platforms []string
-	// AllowDirty takes a checkout with changes that no commit has. Only tests want that.
+	// AllowDirty accepts a checkout with uncommitted changes. It is for tests.
 	AllowDirty bool
 	// Out gets a line for each thing that was made. Nil: nobody reads it.
 	Out io.Writer
 }
 
-// making is a release in the making.
+// making is the state of Make.
 type making struct {
 	Config
 	source Source
@@ -94,7 +94,7 @@ func Make(ctx context.Context, c Config) error {
 	if m.values, err = readValues(c.Root); err != nil {
 		return err
 	}
-	// The notes come first: who has forgotten them need not wait for the compiler.
+	// The notes come first, so that missing ones are reported before anything is compiled.
 	if err := m.writeNotes(); err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func sbom(b binary, s Source) ([]byte, error) {
 		components = append(components, component(dependency))
 	}
 	bom := cdx.NewBOM()
-	// Nothing of chance: the same binary has the same bill.
+	// Nothing in it is random: the same binary has the same bill.
 	bom.SerialNumber = uuid.NewSHA1(uuid.NameSpaceURL, []byte(project+"#"+b.file(s.Version, "")+"@"+digest)).URN()
 	bom.Metadata = &cdx.Metadata{
 		Timestamp: s.Date.Format(time.RFC3339),

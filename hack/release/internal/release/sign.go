@@ -27,17 +27,17 @@ const (
 	bundleType    = "application/vnd.dev.sigstore.bundle.v0.3+json"
 )
 
-// Key signs, by ECDSA on P-256 over SHA-256, which is what cosign takes a key for.
+// Key signs by ECDSA on P-256 over SHA-256, as cosign does with such a key.
 type Key struct{ private *ecdsa.PrivateKey }
 
-// LoadKey reads a key in PEM, or one of cosign's, which a password opens.
+// LoadKey reads a key in PEM, or one of cosign's, which a password decrypts.
 func LoadKey(file string, password []byte) (*Key, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read the key that signs: %w", err)
 	}
-	// Whatever else is in the file, such as the parameters that openssl writes before a key, is
-	// no key.
+	// Other blocks of the file are skipped, such as the parameters that openssl writes before a
+	// key.
 	if at := bytes.Index(text, []byte("-----BEGIN EC PRIVATE KEY-----")); at > 0 {
 		text = text[at:]
 	}
@@ -53,8 +53,8 @@ func LoadKey(file string, password []byte) (*Key, error) {
 	return &Key{key}, nil
 }
 
-// sign signs a text. The signature follows from key and text (RFC 6979), and nothing is left
-// to chance: who makes the release again gets the same bytes.
+// sign signs a text. The signature follows from key and text alone (RFC 6979), so that the same
+// release made again has the same bytes.
 func (k *Key) sign(text []byte) ([]byte, error) {
 	sum := sha256.Sum256(text)
 	return k.private.Sign(nil, sum[:], crypto.SHA256)
@@ -85,7 +85,7 @@ func (k *Key) envelope(kind string, text []byte) ([]byte, error) {
 	}
 	return json.Marshal(dsse.Envelope{
 		PayloadType: kind, Payload: base64.StdEncoding.EncodeToString(text),
-		// No name of the key: whoever verifies knows which one it has to be.
+		// The key has no name here: a verifier is given the key.
 		Signatures: []dsse.Signature{{Sig: base64.StdEncoding.EncodeToString(signed)}},
 	})
 }
@@ -112,7 +112,7 @@ type messageSignature struct {
 }
 
 // signChecksums signs the checksums, and so all files, in both forms that there are. The public
-// key lies beside them for those who look which one it was; a verifier has it from elsewhere.
+// key beside them only shows which key signed; a verifier has to have it from elsewhere.
 func (m *making) signChecksums() error {
 	if m.Key == nil {
 		return nil

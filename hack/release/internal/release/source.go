@@ -25,8 +25,7 @@ type Source struct {
 	Stamp string
 }
 
-// Open looks at the checkout, and refuses what is no release: a version that means nothing
-// to others, and content that is in no commit.
+// Open reads the commit of the checkout. It refuses an invalid version, and uncommitted changes.
 func Open(ctx context.Context, root, version string, allowDirty bool) (Source, error) {
 	if err := checkVersion(version); err != nil {
 		return Source{}, err
@@ -58,7 +57,7 @@ func Open(ctx context.Context, root, version string, allowDirty bool) (Source, e
 	return Source{Root: root, Version: version, Commit: commit, Date: date.UTC(), Stamp: stamp}, nil
 }
 
-// checkVersion takes what is a tag of ours: all three numbers, and no build metadata,
+// checkVersion accepts a version with all three numbers and without build metadata,
 // because a tag of an image cannot have a plus sign.
 func checkVersion(version string) error {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
@@ -71,7 +70,7 @@ func checkVersion(version string) error {
 // chartVersion is the version as Helm wants it.
 func (s Source) chartVersion() string { return strings.TrimPrefix(s.Version, "v") }
 
-// prerelease reports whether the version only comes before one.
+// prerelease reports whether the version is a pre-release (SemVer 2.0.0, section 9).
 func (s Source) prerelease() bool { return semver.Prerelease(s.Version) != "" }
 
 // annotations are what OCI calls the predefined annotations, of something with a title.
