@@ -15,17 +15,17 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
-// book is who shows which address, by the API server's objects alone: it knows no ledger.
+// book records which Services show which addresses, by the API server's objects alone, without the ledger.
 type book struct {
 	holders  map[netip.Addr][]string // Services that are not being deleted
 	showing  map[netip.Addr][]string // those, too
 	services map[string]*corev1.Service
-	edited   map[string]time.Duration // when a user wrote the Service last
-	earlier  map[string]time.Duration // and when before that
-	agreed   map[string]time.Duration // when a user changed with whom it would share an address last
+	edited   map[string]time.Duration // the last write of the Service by a user
+	earlier  map[string]time.Duration // the one before that
+	agreed   map[string]time.Duration // when a user last changed with whom it would share an address
 	asked    map[string]bool          // the user has written since the Service got what it asks for
 	freed    map[netip.Addr]release
-	// clocksOff is set when the clock of a controller has been set: then another one ends quarantines at another time.
+	// clocksOff is set once the clock of a controller was set. Then the replicas end quarantines at different times.
 	clocksOff bool
 	dhcp      *dhcpServer // nil: there is none
 	// lies is set when a node has reported that other machines have VIPs.
@@ -42,7 +42,7 @@ type release struct {
 // controllers differ.
 const quarantined = 28 * time.Second
 
-// staleness is how long after an edit the controller may still decide on what was before.
+// staleness is how long after an edit the controller may still decide by the objects from before it.
 const staleness = 10 * time.Second
 
 func newBook(dhcp *dhcpServer) book {
@@ -51,7 +51,7 @@ func newBook(dhcp *dhcpServer) book {
 		asked: map[string]bool{}, freed: map[netip.Addr]release{}}
 }
 
-// enter enters what was written, and returns what is wrong with it.
+// enter records a write, and returns what is wrong with it.
 func (b *book) enter(name string, before, after *corev1.Service, by writer, now time.Duration) (fault string) {
 	if by == user {
 		b.earlier[name] = b.edited[name]
@@ -68,7 +68,7 @@ func (b *book) enter(name string, before, after *corev1.Service, by writer, now 
 	for _, addr := range shown(before) {
 		b.remove(b.showing, addr, name)
 		b.remove(b.holders, addr, name)
-		// Who overwrites the annotation gives the address up without a quarantine.
+		// A user who overwrites the annotation gives the address up without a quarantine.
 		if !slices.Contains(shown(after), addr) && len(b.showing[addr]) == 0 && by == ofController {
 			b.freed[addr] = release{name, now}
 		}
@@ -123,7 +123,7 @@ func (b *book) verify(name string, before, after *corev1.Service, now time.Durat
 	return ""
 }
 
-// waitsForLease reports whether the Service waits for a lease: a new leader writes on it that it does, and then why.
+// waitsForLease reports whether the Service waits for a lease. A new leader first writes that it waits, and later the reason.
 func waitsForLease(svc *corev1.Service) bool {
 	return svc.Annotations[annotation.AddressPool] == "office" && !answered(svc)
 }
@@ -140,8 +140,8 @@ func unreadable(svc *corev1.Service) bool {
 	return c != nil && c.Reason == string(ipam.InvalidRequest)
 }
 
-// ofOthers are the addresses that no Service of the world's namespace is given: those of a pool for another one, and those
-// of no pool.
+// ofOthers are the addresses that no Service of the world's namespace is given: those of a pool for another namespace,
+// and those outside all pools.
 func ofOthers(addr netip.Addr) bool {
 	return !slices.ContainsFunc(given, func(r netipx.IPRange) bool { return r.Contains(addr) })
 }
@@ -150,11 +150,11 @@ func ofOthers(addr netip.Addr) bool {
 var given = []netipx.IPRange{netipx.MustParseIPRange("203.0.113.100-203.0.113.119"), netipx.MustParseIPRange("2001:db8::100-2001:db8::113"),
 	netipx.MustParseIPRange("198.51.100.100-198.51.100.119"), netipx.MustParseIPRange("2001:db8:1::100-2001:db8:1::113")}
 
-// settling is how long after it was given an address a Service leaves it if a node reports that another machine has it,
-// and how long it takes at most to write that.
+// settling is how long after its allocation a Service gives an address up again if a node reports that another machine has
+// it. It includes the time to write that.
 const settling = 2*time.Minute + 30*time.Second
 
-// mayLeave reports whether the Service leaves its address because a node lies about it.
+// mayLeave reports whether the Service may give its address up because of a false report of a node.
 func (b *book) mayLeave(svc *corev1.Service, now time.Duration) bool {
 	c := kube.Allocated(svc)
 	return b.lies && c != nil && (b.clocksOff || epoch.Add(now).Sub(c.LastTransitionTime.Time) < settling)

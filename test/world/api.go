@@ -29,15 +29,15 @@ type api struct {
 	uids    int
 	// edition counts the writes of each object: it is its resourceVersion.
 	edition map[string]int
-	away    map[string]int // by client, how many faults keep the server from answering
+	away    map[string]int // by client: how many faults keep the server from answering
 	history []change
-	lag     map[string]time.Duration // by client, by how much the server lags that it is connected to
-	behind  map[string]int           // by client, how many faults have it not hear of all changes in time
-	past    *ledger.Ledger           // of the controller that gives the next Service its address before the world begins
+	lag     map[string]time.Duration // by client: the lag of the server that it is connected to
+	behind  map[string]int           // by client: how many faults delay its watch
+	past    *ledger.Ledger           // the ledger of the controller before the world begins, for the Services of that time
 	tempted func() map[string]string // the annotations with which the next Service is created
 	lease   lease
 	book    records        // the ConfigMap, which nobody modifies
-	illness [illnesses]int // how many faults have the server treat requests in this way
+	illness [illnesses]int // by way of failing: how many faults make the server do that
 }
 
 // change is a write of an object.
@@ -47,16 +47,16 @@ type change struct {
 	object any
 }
 
-// watch is what one client has seen of the API server. Changes come late, and in order. A client that the server did
-// not answer for a while lists all anew, and has missed what happened in between.
+// watch is what one client has seen of the API server. Changes come late, and in order. A client that was cut off
+// for a while lists everything anew, and misses the versions in between.
 type watch struct {
 	*api
 	seen    map[string]any
 	changed func(key string)
 	client  string
-	fresh   bool            // the next list has all that was written before
-	known   time.Duration   // when what was seen was written: a list is not older
-	run     func(do func()) // has the client do something, when it runs
+	fresh   bool            // the next list has everything that was written before it
+	known   time.Duration   // when the latest seen version was written; a list is not older
+	run     func(do func()) // runs do in the client, as soon as the client runs
 	synced  bool
 	epoch   int           // of the connection
 	last    time.Duration // when the last change arrives
@@ -107,7 +107,7 @@ func (a *api) put(key string, object any) {
 	a.checks.lookWhoIsAble()
 }
 
-// hand hands a change to the client, later.
+// hand delivers a change to the client, with a delay.
 func (w *watch) hand(c change) {
 	epoch := w.epoch
 	if w.away[w.client] > 0 {
@@ -132,7 +132,7 @@ func (w *watch) take(key string, object any) {
 	w.changed(key)
 }
 
-// leave has the server not answer some clients, and returns what ends that.
+// leave makes the server not answer some clients, and returns the function that ends that.
 func (a *api) leave(clients ...string) (back func()) {
 	count := func(by int) {
 		for _, c := range clients {
@@ -149,7 +149,7 @@ func (a *api) leave(clients ...string) (back func()) {
 	return func() { count(-1) }
 }
 
-// upToDate reports whether the client hears of what changes.
+// upToDate reports whether changes reach the client.
 func (a *api) upToDate(client string) bool { return a.away[client]+a.behind[client] == 0 }
 
 // list reads everything, some time later.
@@ -254,13 +254,13 @@ func (a *api) fill() {
 	}
 }
 
-// longAgo is when some of the Services were given their addresses that there are in the beginning.
+// longAgo is when some of the Services that exist at the beginning were given their addresses.
 var longAgo = epoch.Add(-time.Hour)
 
 func nodeName(i int) string    { return fmt.Sprintf("n%d", i) }
 func serviceName(i int) string { return fmt.Sprintf("default/web-%d", i) }
 
-// document returns a configuration that prefers a node, -1 for none, and has one of some sets of pools.
+// document returns a configuration with a preferred node, -1 for none, and one of the sets of pools.
 func (a *api) document(prefers, pools int) *config.Config {
 	layer2 := []string{fmt.Sprintf("keepOwner: %t", a.Keep)}
 	if a.Refresh {
@@ -294,7 +294,7 @@ func (a *api) document(prefers, pools int) *config.Config {
 	return c
 }
 
-// poolsOf are documents that leave every address in some pool or take some out. No edit of pools may move a Service.
+// poolsOf are the sets of pools. Some of them lack addresses that others have. No edit of pools may move a Service.
 var poolsOf = []string{
 	"pools:\n  - {name: lan, addresses: [203.0.113.100-203.0.113.119]}\n  - {name: shop, addresses: [203.0.113.120/31], namespaces: [shop]}\n",
 	"pools:\n  - {name: legacy, addresses: [203.0.113.100-203.0.113.104]}\n  - {name: lan, addresses: [203.0.113.105-203.0.113.119]}\n",

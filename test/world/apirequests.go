@@ -20,20 +20,20 @@ const (
 	fenced          // it was not sent
 )
 
-// The ways in which a server that is ill treats requests.
+// The ways in which the API server fails requests.
 const (
-	illBusy  = iota // refuses them for now
-	illFails        // fails
-	illMute         // does them, and does not answer
-	illSlow         // does them late, and hardly renews the leader Lease
+	illBusy  = iota // 429
+	illFails        // 500
+	illMute         // executes them, and does not answer
+	illSlow         // executes them late, and hardly renews the leader Lease
 	illnesses
 )
 
-// retryAfter is what the server asks for that is busy.
+// retryAfter is the Retry-After of a busy server.
 const retryAfter = time.Second
 
-// ask sends a request to the API server, which does it some time later, and hands on its answer. A client that gives up
-// has it not done any more; what it has no answer to may have been done.
+// ask sends a request to the API server, which executes do some time later, and passes the answer on. If the client gives up
+// before, the request is not executed. If there is no answer, it may have been executed.
 func (r *replica) ask(timeout time.Duration, do func() answer, then func(answer)) {
 	over, life := false, r.life
 	end := func(a answer) {
@@ -76,11 +76,11 @@ func (r *replica) ask(timeout time.Duration, do func() answer, then func(answer)
 	r.after(timeout, func() { end(lost) })
 }
 
-// ill reports whether the server treats a request in this way now.
+// ill reports whether the server fails a request in this way now.
 func (a *api) ill(how int) bool { return a.illness[how] > 0 && a.chance(50) }
 
-// write sends a request that changes something, as soon as the process certainly has the lease: see leader.Fence. It is
-// repeated as client-go does when the server is busy.
+// write sends a request that changes something, as soon as the process certainly has the lease; see leader.Fence. If the
+// server is busy, the request is repeated, as by client-go.
 func (r *replica) write(do func() answer, then func(answer)) {
 	until, me := r.clock().Add(servicelb.PatchTimeout), r.identity()
 	var attempt func()

@@ -24,7 +24,7 @@ const (
 	firstRTO, longRTO = 200 * time.Millisecond, 10 * time.Second
 	bfdPause          = time.Second // see speaker.Detector
 	latency           = 300 * time.Microsecond
-	farOff            = 2 * time.Second // how long a slow router lets a message wait, and late packets of BFD take
+	farOff            = 2 * time.Second // the delay of messages to a slow router, and of late packets of BFD
 	stopped           = 20 * time.Millisecond
 	// Subcodes of Cease (RFC 4486, RFC 8538).
 	shutdown, hardReset byte = 2, 9
@@ -80,14 +80,14 @@ type conn struct {
 	streams    [2]stream
 }
 
-// stream is what is on its way from one end.
+// stream has the messages under way from one end.
 type stream struct {
 	queue []message
 	busy  bool
 	rto   time.Duration
 }
 
-// owned reports whether the process is there that has this end.
+// owned reports whether the process that has this end still runs.
 func (c *conn) owned(s side) bool {
 	if s == ofNode {
 		return !c.closed[s] && c.n.running && c.n.life == c.life
@@ -136,7 +136,7 @@ func (c *conn) close(s side) {
 	c.closed[s] = true
 }
 
-// carry carries the next message from one end to the other, some time later.
+// carry delivers the next message from one end to the other, some time later.
 func (c *conn) carry(from side, after time.Duration) {
 	c.World.after(after, func() {
 		s, to := &c.streams[from], 1-from
@@ -182,7 +182,7 @@ func (c *conn) deliver(to side, m message) {
 	}
 }
 
-// beat sends keepalives from one end for as long as there is the process.
+// beat sends keepalives from one end as long as its process runs.
 func (c *conn) beat(from side) {
 	c.World.after(c.hold/3*9/10+c.upTo(c.hold/3/10), func() {
 		if !c.owned(from) {
@@ -195,7 +195,7 @@ func (c *conn) beat(from side) {
 	})
 }
 
-// announcer is what a speaker has for routers: the real Announcer and the real machines of BFD, and what their sockets do.
+// announcer is the part of a speaker for routers: the real Announcer, the real machines of BFD, and models of their sockets.
 type announcer struct {
 	*node
 	life     int
@@ -224,7 +224,7 @@ type peering struct {
 	failed  time.Duration
 }
 
-// route does what the core wants routers to be sent.
+// route executes the core's effects on routers.
 func (n *node) route(e core.Effects) {
 	g := n.routing
 	if g == nil || !e.BeginDrain && e.Routes == nil && !e.EndDrain && !e.StopRouters {
@@ -254,7 +254,7 @@ func (n *node) route(e core.Effects) {
 	s.follow()
 }
 
-// follow has the sessions be what is wanted now.
+// follow brings the sessions to the wanted state.
 func (s *announcer) follow() {
 	sessions := s.machine.Peerings()
 	for _, name := range slices.Sorted(maps.Keys(s.peerings)) {
@@ -278,7 +278,7 @@ func (s *announcer) follow() {
 	s.flush()
 }
 
-// later does something, unless the speaker is gone then. A speaker that is paused does it when it goes on.
+// later runs do after a time, unless the speaker has ended by then. A paused speaker runs it when it continues.
 func (s *announcer) later(after time.Duration, do func()) {
 	s.World.after(after, func() {
 		switch {
@@ -291,7 +291,7 @@ func (s *announcer) later(after time.Duration, do func()) {
 	})
 }
 
-// flush has the sessions send what has changed, soon.
+// flush makes the sessions send their changes soon.
 func (s *announcer) flush() {
 	if s.flushes {
 		return
@@ -305,7 +305,7 @@ func (s *announcer) flush() {
 	})
 }
 
-// closeConnections is called when a speaker is gone: the kernel closes its connections, if it goes on.
+// closeConnections is called when a speaker has ended: the kernel closes its connections, if the node still runs.
 func (n *node) closeConnections() {
 	if n.routing == nil || n.announcer == nil || n.plane.off > 0 {
 		return
@@ -318,7 +318,7 @@ func (n *node) closeConnections() {
 	n.routing.changed = true
 }
 
-// look takes over what is wanted of the session now.
+// look takes over the wanted state of the session.
 func (q *peering) look() {
 	held := q.session.Held()
 	end := q.session.Take()
@@ -342,7 +342,7 @@ func (q *peering) look() {
 	}
 }
 
-// try has an attempt begin some time later.
+// try begins an attempt some time later.
 func (q *peering) try(after time.Duration) {
 	q.attempt++
 	attempt := q.attempt
@@ -353,7 +353,7 @@ func (q *peering) try(after time.Duration) {
 	})
 }
 
-// connect sends a SYN, and again until the time is over.
+// connect sends a SYN, and repeats it until the time for an attempt is over.
 func (q *peering) connect(until time.Duration, attempt int) {
 	if q.attempt != attempt {
 		return
@@ -378,7 +378,7 @@ func (q *peering) connect(until time.Duration, attempt int) {
 	}
 }
 
-// fail has the next attempt begin after a pause.
+// fail begins the next attempt after a pause.
 func (q *peering) fail() {
 	pause := q.session.Ended(q.clock())
 	if q.up {
@@ -389,7 +389,7 @@ func (q *peering) fail() {
 	q.try(pause*3/4 + q.routing.upTo(pause/4))
 }
 
-// take takes a message of the router's.
+// take handles a message of the router.
 func (q *peering) take(m message) {
 	q.heard = q.now
 	switch m.kind {
@@ -421,7 +421,7 @@ func (q *peering) take(m message) {
 	}
 }
 
-// update sends what has changed.
+// update sends the changed routes.
 func (q *peering) update() {
 	if !q.up {
 		return
@@ -536,7 +536,7 @@ func (b *bfdEnd) hear(p bfd.Packet) {
 	}
 }
 
-// advance does what is due.
+// advance runs the machine's timers that are due.
 func (b *bfdEnd) advance() {
 	b.round++
 	round := b.round

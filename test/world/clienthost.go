@@ -9,7 +9,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// hosts is how many there are: two that use VIPs, and one that makes trouble.
+// hosts is the number of hosts: two that use VIPs, and one that takes addresses and repeats frames.
 const hosts = 3
 
 // How a host's neighbour table works (arp(7), with the defaults of Linux): an entry is good for 30 s, then it is asked
@@ -48,7 +48,7 @@ func newHost(l *lan, id int) *host {
 // troubles reports whether the host is the one that takes addresses and repeats frames.
 func (h *host) troubles() bool { return h.id == h.Nodes+hosts-1 }
 
-// use has the host use each VIP once.
+// use makes the host use each VIP once.
 func (h *host) use() {
 	for _, vip := range h.checks.inOrder() {
 		switch e := h.entries[vip]; {
@@ -109,7 +109,7 @@ func (w *World) who(mac wire.MAC) string {
 	return mac.String()
 }
 
-// takes has the host take an address, as one that is configured with it.
+// takes makes the host take an address, as if it were configured with the address.
 func (h *host) takes(vip netip.Addr) {
 	h.spiteful[vip]++
 	for _, frame := range wire.Of(vip).Announce(wire.Statement{Self: h.lan.hardware(h.id), VIP: vip, Seal: seal.Seal{}}, true) {

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// systemClock is the clock of a machine. It is fast or slow, and somebody may set it. Then what it shows jumps, and the
-// time that has passed by it does not: a time.Time of the machine has both, as one of time.Now does.
+// systemClock is the clock of a machine. It is fast or slow, and may be set. Then the wall clock jumps, and the monotonic
+// clock does not. A time.Time of the machine has both readings, like one of time.Now.
 type systemClock struct {
 	world *World
 	ahead time.Duration // of the world's time, when the world began
@@ -14,7 +14,7 @@ type systemClock struct {
 	set   time.Duration // by how much it is set wrongly
 }
 
-// clock is what the machine's clock shows.
+// clock returns the time of the machine's clock.
 func (c *systemClock) clock() time.Time {
 	passed := c.ahead + c.world.now + time.Duration(int64(c.world.now)/1_000_000*c.drift)
 	return reading(epoch.Add(passed+c.set), time.Hour+passed)

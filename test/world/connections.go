@@ -16,8 +16,7 @@ import (
 // clients is how many connections the hosts have at a time.
 const clients = 8
 
-// A client sends a segment a second, and the first one again after these times (RFC 6298). It has none of them until
-// the end: then it has given up.
+// A client sends a segment each second. It repeats the SYN after these times (RFC 6298), and gives up after the last one.
 var synAgain = []time.Duration{0, time.Second, 3 * time.Second, 7 * time.Second}
 
 // The bounds of connections.
@@ -60,7 +59,7 @@ type connection struct {
 	promise
 }
 
-// promise is what is owed to a connection.
+// promise is under which conditions a connection has to live on.
 type promise struct {
 	// kept is set if it is to live as long as its pod, its keeper and the way to them: direct forwarding was in force
 	// on all nodes since, and its policy is the same.
@@ -73,13 +72,13 @@ func (c *connection) String() string {
 	return fmt.Sprintf("connection %d (%s to %s)", c.number, c.client, c.vip)
 }
 
-// connections are what is checked of connections.
+// connections are the checks of connections.
 type connections struct {
 	*World
 	flushed time.Duration // when rules were flushed last
 }
 
-// use has the hosts have connections.
+// use makes the hosts open connections.
 func (d *dataPath) use() {
 	if !d.Direct {
 		return
@@ -170,7 +169,7 @@ func (c *connection) answered(by *node, p *pod, handed int) {
 	}
 }
 
-// strayed reports whether a segment went to a node that answers for nothing, as where somebody repeats claims.
+// strayed reports whether a segment went to a node that does not answer for the VIP, because of a repeated claim.
 func (c *connection) strayed(by *node, handed int) bool {
 	return handed == 0 && !c.checks.answersAt(hardware(by.id), c.vip.Addr())
 }
@@ -232,7 +231,7 @@ func (c *connection) unsettled() bool {
 	return lost > 1 && changed > first
 }
 
-// absence is for how long some other speaker does not hear a node's, or has not until then.
+// absence is the time during which another speaker does not hear that of a node.
 type absence struct{ since, last time.Duration }
 
 // over reports whether the speaker has caught up, as package direct has it.
@@ -311,12 +310,12 @@ func (s *connections) look(c *connection) {
 	}
 }
 
-// busyUntil is when something happened last that may hold segments up.
+// busyUntil is when something last happened that may delay segments.
 func (s *connections) busyUntil() time.Duration {
 	return max(s.checks.disturbed, s.checks.touched, s.flushed, s.data.switched)
 }
 
-// quietSince reports whether nothing holds segments up: all frames arrive, and all nodes have power.
+// quietSince reports whether nothing has delayed segments since then: all frames arrive, and all nodes have power.
 func (s *connections) quietSince() bool {
 	return s.sound() && !slices.ContainsFunc(s.nodes, func(n *node) bool { return n.plane.off > 0 || s.api.away[n.name] > 0 })
 }

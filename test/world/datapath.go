@@ -20,8 +20,8 @@ const (
 
 var dataNames = map[Kind]string{Power: "power", Terminate: "terminate", Flush: "flush", Owner: "owner"}
 
-// dataPath is what all nodes have in common of direct forwarding. What is random in it follows from a source of its
-// own, so that a fleet is the same as without.
+// dataPath is the state of direct forwarding that all nodes share. It has a source of randomness of its own, so that a
+// seed's fleet is otherwise the same as without direct forwarding.
 type dataPath struct {
 	*World
 	random      *rand.Rand
@@ -67,7 +67,7 @@ func (d *dataPath) upTo(most time.Duration) time.Duration {
 
 func (d *dataPath) between(a, b time.Duration) time.Duration { return a + d.upTo(b-a) }
 
-// after has something arrive at a station on the segment, if it does.
+// after delivers something to a station on the segment after a delay, unless it is lost.
 func (d *dataPath) after(from *node, to int, arrive func()) { d.send(from.id, to, arrive) }
 
 func (d *dataPath) send(from, to int, arrive func()) {
@@ -141,7 +141,7 @@ func (d *dataPath) written(key string, object any) {
 	}
 }
 
-// syncAll has all kube-proxies look at what has changed.
+// syncAll makes all kube-proxies read the changes.
 func (d *dataPath) syncAll() {
 	for _, n := range d.nodes {
 		n.plane.sync()
@@ -153,7 +153,7 @@ func (d *dataPath) podsOf(service string) []*pod {
 	return slices.Concat(d.ready[service], d.terminating[service])
 }
 
-// dataFault begins a fault of the path of packets, and returns what ends it.
+// dataFault begins a fault of the path of packets, and returns the function that ends it.
 func (w *World) dataFault(f Fault, n *node) (end func()) {
 	switch f.Kind {
 	case Power:
@@ -179,7 +179,7 @@ func (w *World) dataFault(f Fault, n *node) (end func()) {
 	return nil
 }
 
-// power has a node without power.
+// power takes a node's power away.
 func (w *World) power(n *node) (back func()) {
 	if n.plane.off++; n.plane.off == 1 {
 		if n.running {
@@ -209,7 +209,7 @@ func (w *World) power(n *node) (back func()) {
 	}
 }
 
-// terminate has a pod be replaced by another one, and returns what ends its termination.
+// terminate replaces a pod by another one, and returns the function that ends its termination.
 func (w *World) terminate(service string, which int) (gone func()) {
 	pods, _ := w.api.objects["pods/"+service].([]string)
 	if len(pods) == 0 {

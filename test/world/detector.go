@@ -13,7 +13,7 @@ var heartbeats = heartbeat.Timing{Interval: 100 * time.Millisecond, Missed: 3}
 const (
 	// firstDetector is the first seed whose fleet may have the detector: those below find old defects, and stay what they are.
 	firstDetector = 10_000
-	// The gossip of memberlist finds out later, and what the detector does not: a speaker that sends and hears nothing.
+	// memberlist finds out later than the detector. It also finds what the detector does not: a speaker that sends and receives nothing else.
 	gossipMin, gossipMax = 2 * time.Second, 6 * time.Second
 	// maxDetection is how long a speaker that does not run is taken for alive by those that hear each other. One that has
 	// just been met has a second for its first heartbeat.
@@ -21,7 +21,7 @@ const (
 )
 
 // detector is the failure detector of a speaker: the real machine, and its loop in the time of the world. A speaker
-// that is paused finds what came meanwhile, as far as the socket had room.
+// that was paused finds the packets of that time, as far as the socket had room.
 type detector struct {
 	*node
 	life     int
@@ -48,7 +48,7 @@ func (n *node) detect() {
 	n.detector.loop()
 }
 
-// meet has the detector watch those that are alive. Met is one that has just been met, nil if nobody was.
+// meet makes the detector watch the speakers that are alive. met is one that was just met, nil if there is none.
 func (n *node) meet(met *node) {
 	d := n.detector
 	if d == nil || d.life != n.life {
@@ -90,7 +90,7 @@ func (d *detector) loop() {
 	d.again()
 }
 
-// again has the loop go on when something is due: the machine of a busy node is late.
+// again runs the loop when something is due. On a busy node it runs late.
 func (d *detector) again() {
 	late := d.data.upTo(time.Millisecond)
 	if d.busy > 0 {
@@ -129,7 +129,7 @@ func (d *detector) act(e *heartbeat.Effects) {
 	}
 }
 
-// carry has a packet of the membership arrive, if it does.
+// carry delivers a packet of the membership after a delay, unless it is lost.
 func (d *dataPath) carry(from, to *node, arrive func()) {
 	if from.Separate && (d.lan.backbone[from.id] > 0 || d.lan.backbone[to.id] > 0) || !from.Separate && !d.home().open(from.id, to.id) {
 		return
@@ -144,7 +144,7 @@ func (d *dataPath) carry(from, to *node, arrive func()) {
 	d.World.after(delay, arrive)
 }
 
-// detected checks a verdict: nobody is taken for lost who is heard, unless packets are lost or late.
+// detected checks a verdict: a speaker that is heard is not taken for lost, unless packets are lost or late.
 func (c *checks) detected(n, o *node) {
 	if n.meets(o) && o.sessionIs(n) && c.home().noise == 0 && c.now-c.touched > maxDetection && n.busy == 0 && o.busy == 0 {
 		c.fail("nobody alive is taken for lost", "%s takes %s for lost, and hears it", n.name, o.name)

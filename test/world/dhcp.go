@@ -28,8 +28,8 @@ const firstLeases = 30_000_000
 // office is that pool.
 const office = "  - {name: office, dhcp: {interface: eth0}}\n"
 
-// How long a lease takes, and when the server is asked to extend it. A client without one asks again and again. It asks for the
-// address that it had so often if nobody answers, and so often if the server refuses it. See package dhcp.
+// The duration of a lease, when the client asks to extend it, and after how long a client without a lease asks again. The two
+// numbers are how often a client asks for its last address without an answer, or although it is refused. See package dhcp.
 const (
 	leaseLength, leaseExtended = 20 * time.Second, 10 * time.Second
 	leaseAgain                 = 4 * time.Second
@@ -46,11 +46,11 @@ func (s *Scenario) drawLeases() {
 	s.add(r, []Kind{Unserved, Range, Leader, Crash, Suspend, Cutoff, Ill, Delete, Create, Ask})
 }
 
-// dhcpServer is the DHCP server of the segment. It knows its clients by their identifiers, and has a few addresses, which are
-// others while its range is another one.
+// dhcpServer is the DHCP server of the segment. It knows its clients by their identifiers. It has few addresses, and others
+// while a fault has changed its range.
 type dhcpServer struct {
 	*World
-	away, moved int // how many faults have it answer nobody, and have other addresses
+	away, moved int // how many faults keep it from answering, and how many have changed its range
 	grants      map[netip.Addr]grant
 }
 
@@ -68,7 +68,7 @@ func (d *dhcpServer) addresses() (all []netip.Addr) {
 	return all
 }
 
-// leases reports whether an address is one that the server has at times.
+// leases reports whether the server has the address, with or without the fault.
 func (d *dhcpServer) leases(addr netip.Addr) bool {
 	return d != nil && netipx.MustParseIPRange("203.0.113.130-203.0.113.144").Contains(addr)
 }
@@ -107,7 +107,7 @@ func (d *dhcpServer) release(client string, addr netip.Addr) {
 	}
 }
 
-// inflict begins a fault of the server, and returns what ends it.
+// inflict begins a fault of the server, and returns the function that ends it.
 func (d *dhcpServer) inflict(f Fault) (end func()) {
 	if f.Kind == Unserved {
 		return d.count(&d.away, func() {})
@@ -136,7 +136,7 @@ func (d *dhcpServer) mayLose(service string, addr netip.Addr) bool {
 	return !ok || d.now-g.since < time.Minute
 }
 
-// mayGet reports whether the Service may be given an address that is leased to it now, or was when that was decided.
+// mayGet reports whether the Service may be given the address: it is leased to it now, or was at the decision.
 func (d *dhcpServer) mayGet(service string, addr netip.Addr) bool {
 	if !d.leases(addr) {
 		return !ofOthers(addr)
@@ -145,7 +145,7 @@ func (d *dhcpServer) mayGet(service string, addr netip.Addr) bool {
 	return ok || d.now-g.since < staleness || g.until < d.now && d.now-g.until < staleness
 }
 
-// lessee is a client of the DHCP server. What package dhcp does is done here in the time of the world.
+// lessee is a client of the DHCP server: a model of package dhcp in the time of the world.
 type lessee struct {
 	ledger.LeaseState
 	id             string
@@ -194,7 +194,7 @@ func (r *replica) followLeases() {
 	r.look(due...)
 }
 
-// lease has a client ask the server, and again when it is time.
+// lease makes a client ask the server, and again when that is due.
 func (r *replica) lease(s *lessee) {
 	if r.lessees[s.id] != s || !r.working {
 		return
@@ -227,12 +227,12 @@ func (s *lessee) take(addr netip.Addr, now time.Duration) {
 	s.Addr, s.Err, s.last, s.had, s.until, s.tries, s.refused = addr, nil, addr, addr, now+leaseLength, 0, 0
 }
 
-// lose ends the lease: from now on any address will do.
+// lose ends the lease. From then on the client asks for any address.
 func (s *lessee) lose(why error) {
 	s.Lost, s.Addr, s.Err, s.last, s.tries, s.refused = s.Addr, netip.Addr{}, why, netip.Addr{}, 0, 0
 }
 
-// refuse is called when the server refuses the address. One that another process had may be another server's.
+// refuse is called when the server refuses the address. An address from before the start may be of another server.
 func (s *lessee) refuse() {
 	if s.refused++; s.Addr.IsValid() {
 		s.lose(errRefused)

@@ -33,7 +33,7 @@ type director struct {
 	rounds  int
 }
 
-// forward takes over what the core wants forwarded.
+// forward takes over the core's Forwarding.
 func (n *node) forward(want *plan.Forwarding) {
 	if !n.Direct || want == nil {
 		return
@@ -52,7 +52,7 @@ func (n *node) forward(want *plan.Forwarding) {
 	d.settle(n.now + longestSettle)
 }
 
-// later does something, unless the speaker is gone then. A speaker that is paused does it when it goes on.
+// later runs do after a time, unless the speaker has ended by then. A paused speaker runs it when it continues.
 func (d *director) later(after time.Duration, do func()) {
 	n, life := d.node, d.life
 	n.World.after(after, func() {
@@ -79,7 +79,7 @@ func (d *director) settle(until time.Duration) {
 	d.later(lookInterval, d.node.director.tick)
 }
 
-// take takes over what is wanted now, and rests then.
+// take takes over the latest Forwarding, and pauses after that.
 func (d *director) take() {
 	if !d.ready || d.rests || d.paused || d.next == nil {
 		return
@@ -119,7 +119,7 @@ func (d *director) ask(addrs []netip.Addr) {
 	}
 }
 
-// reportRules has the node's Lease show whether the rules are there, some time later.
+// reportRules writes on the node's Lease, some time later, whether the rules are there.
 func (n *node) reportRules() {
 	life := n.life
 	forwards := func() bool { return n.plane.rules != nil && n.plane.rules.InForce() }

@@ -10,7 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// inflict begins a fault, and has it end.
+// inflict begins a fault, and ends it after its duration.
 func (w *World) inflict(f Fault) {
 	w.record("-- %s", f)
 	if f.Kind >= Reboot && f.Kind < Unserved {
@@ -37,7 +37,7 @@ func (w *World) inflict(f Fault) {
 	})
 }
 
-// faultOf begins a fault, and returns what ends it. Nil: nothing has to.
+// faultOf begins a fault, and returns the function that ends it. Nil: it has no end.
 func (w *World) faultOf(f Fault) (end func()) {
 	n := w.nodes[f.Node%len(w.nodes)]
 	switch f.Kind {
@@ -85,7 +85,7 @@ func (w *World) faultOf(f Fault) (end func()) {
 	return w.edit(f, n)
 }
 
-// clients are those of the API server that are connected to one of two, as the bits have it.
+// clients returns the clients that are connected to one of two API servers, by the bits.
 func (w *World) clients(bits int) (some []string) {
 	for i, r := range w.control.replicas {
 		if bits>>i&1 > 0 {
@@ -100,7 +100,7 @@ func (w *World) clients(bits int) (some []string) {
 	return some
 }
 
-// serverFault has something wrong with the API server, or with one of several.
+// serverFault begins a fault of the API server, or of one of several.
 func (w *World) serverFault(f Fault) (end func()) {
 	switch f.Kind {
 	case Stale:
@@ -177,7 +177,7 @@ func (w *World) speakerFault(k Kind, n *node) (end func()) {
 	}
 }
 
-// networkFault has something wrong with a network. A node that is cut off on the API server's segment does not reach that.
+// networkFault begins a fault of a network. A node that is cut off on the API server's segment does not reach the API server.
 func (w *World) networkFault(f Fault, n *node) (end func()) {
 	l := w.lans[f.Other%w.Segments]
 	if !w.isOn(n.id, l.number) {
@@ -230,7 +230,7 @@ func (l *lan) fault(k Kind, n *node) (end func()) {
 	return func() { mend(); w.reach() }
 }
 
-// away has the API server not answer some nodes.
+// away keeps the API server from answering some nodes.
 func (w *World) away(nodes ...*node) (back func()) {
 	names := []string{}
 	for _, n := range nodes {
@@ -248,7 +248,7 @@ func (w *World) away(nodes ...*node) (back func()) {
 	}
 }
 
-// blind has a node that alone does not reach the API server notice that; see package apihealth.
+// blind makes a node notice that it alone does not reach the API server; see package apihealth.
 func (w *World) blind(n *node) {
 	away := func(o *node) bool { return w.api.away[o.name] > 0 }
 	life := n.life
@@ -307,7 +307,7 @@ func (w *World) hostileFault(f Fault, n *node) (end func()) {
 	return func() { h.spiteful[vip]--; w.checks.hostile--; w.checks.vip(vip).taken = w.now }
 }
 
-// edit is what people do.
+// edit makes an edit that people make: of the configuration, a Node or a Service.
 func (w *World) edit(f Fault, n *node) (end func()) {
 	name := serviceName(f.Other % w.Services)
 	switch f.Kind {
@@ -349,7 +349,7 @@ func (w *World) edit(f Fault, n *node) (end func()) {
 	return nil
 }
 
-// count counts one fault more, and one less in the end. Each time it calls changed.
+// count counts one fault more, and returns the function that counts it off. Both call changed.
 func (w *World) count(faults *int, changed func()) (end func()) {
 	by := func(n int) { *faults += n; changed() }
 	by(1)

@@ -19,8 +19,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// desired are addresses that a tenant would like to have: those of others, of a pool that is for another namespace, the
-// gateway's, and one of no pool.
+// desired are addresses that a tenant tries to get: those of other Services, of a pool for another namespace, of the
+// gateway, and one outside all pools.
 var desired = []string{"203.0.113.100", "203.0.113.103", "203.0.113.120", "203.0.113.121", "203.0.113.1", "203.0.113.150",
 	"203.0.113.105,203.0.113.106", ""}
 
@@ -39,7 +39,7 @@ func temptation(i int) map[string]string {
 	}[i%8]
 }
 
-// tenant has the owner of a Service write what he likes on it, or create it anew with that.
+// tenant writes hostile annotations on a Service, or creates it anew with them.
 func (w *World) tenant(f Fault, name string) {
 	written := temptation(f.Other / w.Services)
 	if f.Node == 0 {
@@ -57,9 +57,9 @@ func (w *World) tenant(f Fault, name string) {
 	})
 }
 
-// lie has a node report what is not so, on its Lease and to the other speakers: that it has segments and gateways that
-// it has not, that other machines have the VIPs, and that it owns all of these. They are those of a segment that it is on: of others
-// it draws its share, and nobody answers for them, see docs/explanation/decisions.md.
+// lie makes a node report falsely, on its Lease and to the other speakers: segments and gateways that it does not have,
+// conflicts over the VIPs, and that it owns all VIPs. They are the VIPs of a segment that it is on. With those of another segment
+// it would get its share, and nobody would answer for them; see docs/explanation/decisions.md.
 func (w *World) lie(f Fault, n *node) (end func()) {
 	if n.lies {
 		return nil
@@ -99,7 +99,7 @@ func all() (c report.Claims) {
 	return c
 }
 
-// forge has somebody with the key claim all VIPs each second with the node's hardware address.
+// forge makes an attacker with the key claim all VIPs each second, with the node's hardware address.
 func (w *World) forge(n *node) (end func()) {
 	over := false
 	vips := slices.Clone(w.checks.inOrder())
@@ -122,7 +122,7 @@ func (w *World) forge(n *node) (end func()) {
 	return func() { over = true }
 }
 
-// factsIn returns what the controller knows of the cluster's addresses that has seen these objects.
+// factsIn returns the facts about the cluster's addresses of a controller that has seen these objects.
 func factsIn(seen map[string]any) *clusterfacts.Facts {
 	o := clusterfacts.Objects{}
 	holder := "speaker"
@@ -139,8 +139,8 @@ func factsIn(seen map[string]any) *clusterfacts.Facts {
 	return clusterfacts.Collect(o)
 }
 
-// checkLiar: a node that lies draws no VIP from one that could go on serving it and that it hears, unless it should own the
-// VIP. Where owners are kept it draws a share of those that others have, as all who claim a VIP.
+// checkLiar: a node that reports falsely takes no VIP from a node that it hears and that can still serve the VIP, unless it
+// should own it. With keepOwner it gets a share of the others' VIPs, like each node that claims them.
 func (c *checks) checkLiar(n *node, vip netip.Addr, before uint64) {
 	if !n.lies || c.Keep || c.now-c.disturbed < calm || c.now-c.decreed < time.Second { // it may not have seen that yet
 		return

@@ -36,7 +36,7 @@ func keyOf(edition int) keys.Key {
 	return key
 }
 
-// rekey has somebody write another Secret. Each node has it some time later, when it reaches the API server.
+// rekey replaces the Secret. Each node that reaches the API server has the new one some time later.
 func (w *World) rekey() {
 	w.secret++
 	for _, n := range w.nodes {
@@ -52,7 +52,7 @@ func (w *World) rekey() {
 	}
 }
 
-// startKeys has a speaker that starts understand the key that it finds, and no other.
+// startKeys gives a starting speaker the key that it finds, and no other.
 func (n *node) startKeys() {
 	n.before, n.waits = nil, false
 	n.setKeys(keys.Ring{n.secretKey})
@@ -77,7 +77,7 @@ func (n *node) keepKeys(life int) {
 	n.after(keyInterval, func() { n.keepKeys(life) })
 }
 
-// setKeys has the speaker understand these keys, and use the first one. It writes that on its Lease.
+// setKeys makes the speaker understand these keys and use the first one. It writes their marks on its Lease.
 func (n *node) setKeys(to keys.Ring) {
 	n.ring, n.seals = to, to.Seals()
 	n.record("%s: understands the keys %s", n.name, to)

@@ -16,12 +16,12 @@ type lan struct {
 	*World
 	number    int
 	hosts     []*host
-	received  []uint64       // by station, how many frames
-	unplugged []int          // by station, how many faults have its cable out; the node has none if it is not on the segment
-	cut       map[[2]int]int // by sender and receiver, how many faults are between them
-	backbone  []int          // by node, how many faults have its link to the membership's own network down
-	noise     int            // how many faults make it lossy
-	// heard are the last claims of each speaker for each VIP, for who repeats them.
+	received  []uint64       // by station: the number of frames
+	unplugged []int          // by station: how many faults have unplugged it; at least one if a node is not on the segment
+	cut       map[[2]int]int // by sender and receiver: how many faults cut the path
+	backbone  []int          // by node: how many faults have taken down its link to the membership's own network
+	noise     int            // how many faults make the segment lossy
+	// heard are the last claims of each speaker for each VIP, for the host that repeats them.
 	heard map[string][]byte
 }
 
@@ -36,7 +36,7 @@ func newLAN(w *World, number int) *lan {
 	return l
 }
 
-// home returns the segment by which speakers hear each other, unless they do by another network.
+// home returns the segment of the membership, unless it has a network of its own.
 func (w *World) home() *lan { return w.lans[w.Home] }
 
 // lanOf returns the segment of an address.
@@ -49,7 +49,7 @@ func (w *World) lanOf(a netip.Addr) *lan {
 	return w.lan
 }
 
-// nic is the name of nodes' interfaces to the segment.
+// nic is the name of the nodes' interfaces on the segment.
 func (l *lan) nic() string { return fmt.Sprintf("eth%d", l.number) }
 
 // station is what is on a segment.
@@ -126,7 +126,7 @@ func (w *World) sound() bool {
 	return true
 }
 
-// cutOff cuts frames between all pairs for which apart is true, and returns what mends it.
+// cutOff cuts the path between all pairs for which apart is true, and returns the function that ends that.
 func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
 	var pairs [][2]int
 	for from := range l.unplugged {
@@ -146,7 +146,7 @@ func (l *lan) cutOff(apart func(from, to int) bool) (mend func()) {
 	}
 }
 
-// describe returns what is in a speaker's frame, for the story.
+// describe describes a speaker's frame, for the story.
 func (w *World) describe(frame []byte) string {
 	m, _ := parse(frame)
 	to, question := "all", ""

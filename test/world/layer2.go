@@ -64,7 +64,7 @@ func protocolOf(frame []byte) wire.Protocol {
 	return wire.ARP{}
 }
 
-// hear hands a frame to the family that it is of.
+// hear passes a frame to its family.
 func (n *node) hear(on *lan, frame []byte) {
 	for _, f := range n.families {
 		if f.lan == on && f.protocol == protocolOf(frame) {
@@ -73,7 +73,7 @@ func (n *node) hear(on *lan, frame []byte) {
 	}
 }
 
-// surround has the speaker know what else the node does.
+// surround gives the machine the facts that it does not see on the segment itself.
 func (n *node) surround(s segment.Surroundings) {
 	s.Own = map[wire.MAC]bool{}
 	for _, l := range n.lans {
@@ -115,7 +115,7 @@ func (f *family) assign(vips map[netip.Addr]segment.VIP) {
 	f.step(segment.Assigned{VIPs: own})
 }
 
-// step hands the machine an event, and sends what it wants sent.
+// step passes an event to the machine, and executes its effects.
 func (f *family) step(e segment.Event) {
 	effects := f.machine.Step(e, f.clock())
 	for _, frame := range effects.Frames {
@@ -146,7 +146,7 @@ func (f *family) step(e segment.Event) {
 var kindOfNote = map[segment.Kind]string{segment.Conflict: "has a conflict over", segment.Free: "found nobody who has",
 	segment.Yields: "yields", segment.Resumes: "claims again", segment.Deaf: "hears nothing", segment.Hears: "hears again"}
 
-// setAlarm has what is due be sent in time.
+// setAlarm sets the timer for the next event that is due.
 func (f *family) setAlarm() {
 	at, due := f.machine.Next()
 	if !due || f.paused {

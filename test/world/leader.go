@@ -20,27 +20,27 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
-// The times of package servicelb and of package quarantine.
+// The times of packages servicelb and quarantinestore.
 const (
 	firstRetry, lastRetry = 5 * time.Millisecond, 30 * time.Second
 	loadRetry             = 2 * time.Second
 	bookRetry             = 100 * time.Millisecond
 )
 
-// leading is what a replica has that leads: the real ledger, and the real patches. What package servicelb does around
-// them (a queue, retries, what has to be durable before what) is done here in the time of the world.
+// leading is the state of a replica that leads: the real ledger, and the real patches. The rest of package servicelb (a queue,
+// retries, and the order of writes) is a model in the time of the world.
 type leading struct {
 	watch   *watch
 	ledger  *ledger.Ledger
 	primed  bool
 	facts   *clusterfacts.Facts
 	book    records
-	due     map[string]bool    // the Services that are to be looked at
+	due     map[string]bool    // the Services to reconcile
 	writing map[string]bool    // those with a write under way
 	failed  map[string]int     // how often the last writes failed in a row
 	lessees map[string]*lessee // the clients of the DHCP server, by identifier
-	works   bool               // a look is due
-	alarm   time.Duration      // when those that wait are looked at; zero: not set
+	works   bool               // work is scheduled
+	alarm   time.Duration      // when Services that wait are tried again; zero: not set
 }
 
 // lead begins to work as the leader: the caches are filled, and nothing is given before.
@@ -80,7 +80,7 @@ func (r *replica) whenIdle(done func()) {
 // noLabels are those of every namespace.
 func noLabels(string) map[string]string { return nil }
 
-// prime has the ledger import what Services have, when it is known what is in quarantine.
+// prime imports what Services hold into the ledger, once the addresses in quarantine are read.
 func (r *replica) prime() {
 	r.load(func(onRecord []quarantinestore.Record) {
 		r.primed, r.facts = true, factsIn(r.watch.seen)
@@ -128,7 +128,7 @@ func (r *replica) changed(key string) {
 	}
 }
 
-// look has Services looked at soon.
+// look schedules Services to be reconciled.
 func (r *replica) look(names ...string) {
 	for _, name := range names {
 		r.due[name] = true
@@ -143,7 +143,7 @@ func (r *replica) look(names ...string) {
 	})
 }
 
-// work looks at all Services that are due, in order, and then at those that wait for what has become free.
+// work reconciles all Services that are due, in order, and then those that wait for freed addresses.
 func (r *replica) work() {
 	if !r.working {
 		return
@@ -168,7 +168,7 @@ func (r *replica) follow() {
 	}
 }
 
-// tryAgain looks at Services that wait, and again when the next address is free.
+// tryAgain tries Services that wait, and again when the next address becomes free.
 func (r *replica) tryAgain(due func(*ledger.Ledger, time.Time) []string) {
 	r.ledger.Follow(r.situation(), r.clock())
 	r.look(due(r.ledger, r.clock())...)
@@ -221,8 +221,8 @@ func (r *replica) release(name string) {
 	})
 }
 
-// serve has the object show the verdict, or nothing of ours, and then settles the account. The API server refuses what
-// was decided on an old object.
+// serve writes the verdict into the object, or removes all that is ours, and then settles the account. The API server
+// refuses a patch that was decided on an old version.
 func (r *replica) serve(name string, svc *corev1.Service, v *ledger.Verdict) {
 	patch := servicelb.Patch(svc, v, r.ledger.Foreign(svc), metav1.NewTime(r.clock()))
 	records := r.ledger.Departing(name, string(svc.UID), r.clock())
@@ -272,7 +272,7 @@ func (r *replica) patch(name string, svc *corev1.Service, patch []byte) answer {
 	return fine
 }
 
-// done ends a look at a Service, and has another one follow if it failed.
+// done ends the reconciliation of a Service, and schedules another one if it failed.
 func (r *replica) done(name string, ok bool) {
 	if ok {
 		r.failed[name] = 0
@@ -289,12 +289,12 @@ func (r *replica) done(name string, ok bool) {
 	})
 }
 
-// records is the record of addresses in quarantine, as package quarantine keeps it, or what the ConfigMap has of it.
+// records is the record of addresses in quarantine: of package quarantinestore, or in the ConfigMap.
 type records struct {
 	of map[string]quarantinestore.Record // by address
 	// edition is that of the ConfigMap as read or written last. Negative: it has to be read.
 	edition int
-	saved   bool // of is what is in the ConfigMap
+	saved   bool // the ConfigMap has the same content
 }
 
 // load reads the record, and tries until it succeeds.

@@ -17,8 +17,8 @@ const (
 	downDelay, upDelay = 200 * time.Millisecond, 3 * time.Second
 )
 
-// membership is what one speaker knows of the others, and what the others may know of it. Speakers learn late of each
-// other, each at another time, and may be wrong for a while.
+// membership is what one speaker knows of the others, and what it publishes about itself. Speakers learn of changes late, each at
+// another time, and may be wrong for a while.
 type membership struct {
 	view      []peer // by node; that of the node itself is not used
 	whole     bool   // no speaker is lost
@@ -57,8 +57,8 @@ func (n *node) hears(o *node) bool {
 	return n.home().open(n.id, o.id) && n.home().open(o.id, n.id)
 }
 
-// meets reports whether the two speakers should take each other for alive: they hear each other, or a third one
-// that hears both.
+// meets reports whether the two speakers should take each other for alive: they hear each other, or a third speaker
+// hears both.
 func (n *node) meets(o *node) bool {
 	if n.hears(o) {
 		return true
@@ -71,7 +71,7 @@ func (n *node) meets(o *node) bool {
 	return false
 }
 
-// reach has all speakers find out later who is alive. It is called whenever that may have changed.
+// reach lets all speakers find out, some time later, who is alive. It is called whenever that may have changed.
 func (w *World) reach() {
 	loss, join := w.between(lossMin, lossMax), w.between(50*time.Millisecond, lastRejoin)
 	for _, n := range w.nodes {
@@ -134,7 +134,7 @@ func (n *node) lost() bool {
 	return !n.watch.synced
 }
 
-// lookAround finds out whether speakers are lost. That none is lost is found out late.
+// lookAround finds out whether speakers are lost. It finds out late that none is.
 func (n *node) lookAround() {
 	life := n.life
 	switch lost := n.lost(); {
@@ -157,7 +157,7 @@ func (n *node) setWhole(whole bool) {
 	n.surround(segment.Surroundings{Whole: whole, Crowd: max(1, n.Nodes/50)})
 }
 
-// enter has a speaker join the others, as package membership does.
+// enter joins the speaker to the others, as package membership does.
 func (n *node) enter() {
 	life := n.life
 	n.surround(segment.Surroundings{Whole: false, Crowd: 1})
@@ -203,7 +203,7 @@ func (n *node) enter() {
 	n.after(n.between(20*time.Millisecond, 300*time.Millisecond), join)
 }
 
-// publish has the others hear what this speaker publishes now. It is not ready while it is apart.
+// publish sends the speaker's metadata to the others. While the speaker is apart, it is not ready in them.
 func (n *node) publish() {
 	n.metadata.sick = n.sick > 0
 	if n.lies {
@@ -222,14 +222,14 @@ func (n *node) publish() {
 	}
 }
 
-// contradict has another speaker that was paused or cut off hear what this one publishes, and not an earlier one of its node.
+// contradict sends the metadata to a speaker that was paused or cut off and has those of an earlier life of this node.
 func (n *node) contradict(o *node) {
 	if p := o.view[n.id]; n.participates() && p.alive && p.metadata != n.published {
 		n.deliver(o, n.life)
 	}
 }
 
-// deliver has another speaker hear what this one publishes, sooner or later: what was lost is repeated.
+// deliver delivers the metadata to another speaker, late if packets are lost, because they are repeated.
 func (n *node) deliver(o *node, life int) {
 	n.after(n.between(2*time.Millisecond, spread), func() {
 		p := &o.view[n.id]

@@ -74,7 +74,7 @@ func newNode(w *World, id int) *node {
 	return n
 }
 
-// begin starts a speaker that knows nothing.
+// begin starts a speaker with empty caches.
 func (n *node) begin() {
 	if n.running || n.plane.off > 0 {
 		return
@@ -154,7 +154,7 @@ func (n *node) heardOf(key string) {
 	n.wake()
 }
 
-// wake has the speaker decide soon.
+// wake schedules a decision of the speaker.
 func (n *node) wake() {
 	if !n.running || n.decides || n.stopping {
 		return
@@ -172,7 +172,7 @@ func (n *node) wake() {
 	})
 }
 
-// decide hands the core what has changed, and does what it decides. Package speaker has the loop that does this.
+// decide gives the core the changed facts, and executes its effects, like the loop of package speaker.
 func (n *node) decide() {
 	if n.paused {
 		n.decides = true // until it goes on
@@ -213,14 +213,14 @@ func (n *node) decide() {
 	}
 }
 
-// version is what a Service follows from. Nobody modifies objects, so the addresses of two versions differ.
+// version identifies the objects from which a Service is derived. Nobody modifies objects, so the addresses of two versions differ.
 type version struct {
 	svc        *corev1.Service
 	pods, ends *string
 	n          [2]int
 }
 
-// serviceIn returns a Service as one sees it who has seen these objects.
+// serviceIn returns a Service by these objects, as a client that has seen them knows it.
 func (w *World) serviceIn(seen map[string]any, name string) *plan.Service {
 	svc, ok := seen["service/"+name].(*corev1.Service)
 	if !ok {
@@ -238,7 +238,7 @@ func (w *World) serviceIn(seen map[string]any, name string) *plan.Service {
 	return w.services[v]
 }
 
-// apply does what the core wants done.
+// apply executes the core's effects.
 func (n *node) apply(e core.Effects) {
 	if e.Ready != n.ready || e.Planned && e.Claims != n.claims {
 		if n.ready = e.Ready; e.Planned {
@@ -301,7 +301,7 @@ func (n *node) receive(on *lan, frame []byte) {
 	}
 }
 
-// goOn ends a pause: the speaker finds what came meanwhile.
+// goOn ends a pause. The speaker handles the events of that time.
 func (n *node) goOn() {
 	n.paused = false
 	for _, hear := range n.queued {
@@ -356,9 +356,9 @@ func (n *node) writeNode() {
 	n.api.put("node/"+n.name, at)
 }
 
-// podsChanged has kube-proxy forward to the pods of a Service some time later: it updates its rules once a second, and
-// a busy node takes its time for it. With policy Cluster it forwards to those of other nodes until then. If the policy
-// becomes Local, the update that has this has the pods that came before, too.
+// podsChanged lets kube-proxy forward to the pods of a Service some time later: it updates its rules once a second, and
+// later on a busy node. Until then it forwards to pods of other nodes if the policy is Cluster. If the policy becomes
+// Local, the update with the policy also has the pods that came before it.
 func (n *node) podsChanged(service string, here bool) {
 	_, had := n.forwards[service]
 	switch of := n.serviceIn(n.api.objects, service); {

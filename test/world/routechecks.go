@@ -235,8 +235,8 @@ func (c *routeChecks) established(r *router, n *node) bool {
 
 // lookAtVIP: a router has a route to somebody who serves the VIP, and none to others.
 func (c *routeChecks) lookAtVIP(r *router, vip netip.Addr) {
-	// Or it is not known yet that nobody is there who does, kube-proxy is late, or the router keeps routes for a restart: see
-	// docs/explanation/found-by.md.
+	// A route to a node that does not serve counts if the router does not know yet that the node is gone, if kube-proxy is late,
+	// or if the router keeps the route for a restart; see docs/explanation/found-by.md.
 	served := c.edited(netip.PrefixFrom(vip, vip.BitLen()))
 	hops := r.hops(vip)
 	for _, n := range hops {
