@@ -16,24 +16,24 @@ import (
 // written, which are the real ones and are interpreted, conntrack, what kube-proxy has made of Services, and the
 // neighbour table. It works without a speaker. A node that loses its power loses all of it.
 //
-// Of conntrack it has which connections the node keeps, and that a segment in the midst of an unknown one is taken for a
-// new one, and does not fit where the first one was not answered. It has no windows, no table that is full, and no entry
-// that outlives its connection. kube-proxy is one that replaces the address (modes iptables and nftables).
+// Its conntrack has the connections that the node keeps. A segment in the middle of an unknown connection counts as a new
+// connection, and as invalid if the SYN was not answered. There are no windows, the table is never full, and no entry outlives its
+// connection. kube-proxy is one that replaces the address (modes iptables and nftables).
 type plane struct {
 	*node
-	off        int           // how many faults have the node without power
+	off        int           // how many faults keep the node without power
 	crashed    time.Duration // when it lost its power last
 	on         time.Duration // when it got it again
 	ruled      time.Duration // when it had rules again
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
 	proxied    map[netip.AddrPort]*proxied
-	syncs      bool          // kube-proxy is about to look at what has changed
+	syncs      bool          // kube-proxy is about to read the changes
 	synced     time.Duration // when it did last
 	neighbours map[int]*arpEntry
 	absent     absence
 	apart      time.Duration // since when some other node with power does not hear it; never: all do
-	gone       bool          // it was so for long, and its speaker is not heard by all yet
+	gone       bool          // apart for longer than maxHold, and its speaker is not heard by all again
 }
 
 // flow is a connection, as both ends have it.
@@ -58,7 +58,7 @@ func newPlane(n *node) plane {
 	return p
 }
 
-// crash has the kernel lose all that it has.
+// crash clears the state of the kernel.
 func (p *plane) crash() {
 	p.rules, p.apart = nil, never
 	p.flows, p.proxied, p.neighbours = map[flow]*tracked{}, map[netip.AddrPort]*proxied{}, map[int]*arpEntry{}
@@ -72,7 +72,7 @@ const (
 	rst  = 0x04
 )
 
-// linuxTTL is what clients send with.
+// linuxTTL is the TTL of the clients' packets.
 const linuxTTL = 64
 
 // device is the interface to the segment.
@@ -85,7 +85,7 @@ type tcp struct {
 	handed int
 }
 
-// take takes a segment in from the segment.
+// take receives a TCP segment from the network.
 func (p *plane) take(s *tcp) {
 	if p.off > 0 {
 		return
@@ -137,7 +137,7 @@ func (p *plane) handOver(s *tcp, to netip.Addr) {
 	})
 }
 
-// serve is kube-proxy, and what the segment comes to behind it.
+// serve is kube-proxy and the pod behind it.
 func (p *plane) serve(s *tcp, entry *tracked) {
 	switch {
 	case entry != nil && s.Known == nft.Invalid:
@@ -181,9 +181,9 @@ func (p *plane) recordSegment(s *tcp, text string) {
 	}
 }
 
-// mayReset reports whether the node may reset what others keep, as it has no rules for it. Known, see
-// docs/explanation/found-by.md: direct forwarding was switched off before it had rules again; a Director began while it
-// had none; or there was another Service of that name and VIP.
+// mayReset reports whether the node may reset connections that others keep, because it lacks the rules. These cases are known, see
+// docs/explanation/found-by.md: direct forwarding was switched off before the node had rules again; a Director began while the
+// node had none; or there was another Service of that name and VIP.
 func (p *plane) mayReset(c *connection) bool {
 	unnoticed := slices.ContainsFunc(p.nodes, func(o *node) bool {
 		began := o.director.began
@@ -209,7 +209,7 @@ func (of *proxied) choose(p *plane) *pod {
 	return nil
 }
 
-// sync has kube-proxy look at what has changed: once a second at most, and a busy node takes its time.
+// sync makes kube-proxy read the changes, at most once a second, and later on a busy node.
 func (p *plane) sync() {
 	if p.syncs || p.off > 0 || !p.Direct {
 		return
@@ -236,7 +236,7 @@ func (p *plane) sync() {
 	})
 }
 
-// connections returns what conntrack has.
+// connections returns the entries of conntrack.
 func (p *plane) connections() (all []direct.Connection) {
 	for f := range p.flows {
 		all = append(all, direct.Connection{Client: f.client, VIP: f.vip})
@@ -244,8 +244,8 @@ func (p *plane) connections() (all []direct.Connection) {
 	return all
 }
 
-// arpEntry is an entry of a node's neighbour table (arp(7)): it is asked for again when it is older than reachable and
-// used, three times in three seconds, and has failed then.
+// arpEntry is an entry of a node's neighbour table (arp(7)). If it is used and older than reachable, the neighbour is asked three
+// times in three seconds, and without an answer the entry has failed.
 type arpEntry struct {
 	*plane
 	other             int // station
@@ -304,7 +304,7 @@ func (e *arpEntry) probe(times int) {
 	}
 }
 
-// seen is what the kernel has of its neighbours, and its routers.
+// seen returns the kernel's neighbours and routers.
 func (p *plane) seen() direct.Seen {
 	seen := direct.Seen{Subnets: map[netip.Prefix]int{subnet: device}, Gateways: []netip.Addr{addressOf(len(p.nodes))}}
 	if p.Dual {

@@ -18,7 +18,7 @@ const (
 type control struct {
 	*World
 	replicas [2]*replica
-	writes   int // that they made to Services, all together, without those that wait for a lease
+	writes   int // the writes of all replicas to Services, without those about waiting for a lease
 }
 
 // replica is a process of the controller: the real Term of its lease, and what client-go's election does around it. What
@@ -29,14 +29,14 @@ type replica struct {
 	name             string
 	life             int // counts the processes
 	running, working bool
-	resigned         bool // what it asks for the Lease is cancelled
-	// paused is set while the process does not run, and frozen is what came due meanwhile. pausedAt is when it was
-	// paused last.
+	resigned         bool // its requests for the Lease are cancelled
+	// paused is set while the process does not run, and frozen has the functions that became due in that time. pausedAt
+	// is when it was last paused.
 	paused   bool
 	frozen   []func()
 	pausedAt time.Duration
 
-	// seen is the Lease as the process saw it last, seenAt when.
+	// seen is the Lease as the process last saw it, at seenAt.
 	seen   lease
 	seenAt time.Time
 	term   *leader.Term
@@ -67,7 +67,7 @@ func (c *control) begin() {
 	}
 }
 
-// leader returns the replica that works, as the leader; else the other one.
+// leader returns the replica that works as the leader; if none does, the one of that number.
 func (c *control) leader(otherwise int) *replica {
 	for _, r := range c.replicas {
 		if r.working {
@@ -77,7 +77,7 @@ func (c *control) leader(otherwise int) *replica {
 	return c.replicas[otherwise%len(c.replicas)]
 }
 
-// replace has another replica lead.
+// replace makes another replica lead.
 func (c *control) replace() {
 	r := c.leader(0)
 	r.stop(func() { r.World.after(time.Second, r.begin) })
@@ -98,7 +98,7 @@ func (r *replica) begin() {
 	r.after(r.upTo(leaseRetry), r.stand)
 }
 
-// kill ends the process at once. What it has asked the API server for may still be done.
+// kill ends the process at once. Its requests that are under way may still be executed.
 func (r *replica) kill() {
 	r.life++
 	r.record("%s: is gone", r.name)
@@ -117,7 +117,7 @@ func (r *replica) stop(done func()) {
 	})
 }
 
-// after has the process do something at that time from now. A paused one does it when it goes on.
+// after runs do in the process after a time. A paused process runs it when it continues.
 func (r *replica) after(d time.Duration, do func()) {
 	life := r.life
 	r.World.after(d, func() {
@@ -127,7 +127,7 @@ func (r *replica) after(d time.Duration, do func()) {
 	})
 }
 
-// run has the process do something now, or when it goes on.
+// run runs do in the process, now or when it continues.
 func (r *replica) run(do func()) {
 	if r.paused {
 		life := r.life
@@ -141,7 +141,7 @@ func (r *replica) run(do func()) {
 	do()
 }
 
-// pause suspends the process. The function that it returns has it go on.
+// pause suspends the process. The returned function continues it.
 func (r *replica) pause() (resume func()) {
 	life := r.life
 	r.paused, r.pausedAt = true, r.now
@@ -173,7 +173,7 @@ func (r *replica) stand() {
 	})
 }
 
-// renew tries to renew the lease until then, and again and again.
+// renew tries to renew the lease until the deadline, and begins anew after each success.
 func (r *replica) renew(until time.Time) {
 	r.try(func(ok bool) {
 		switch {
@@ -187,7 +187,7 @@ func (r *replica) renew(until time.Time) {
 	})
 }
 
-// lost ends a leader that could not renew its lease: it begins nothing more, and ends when the API server answers.
+// lost ends a leader that could not renew its lease: it begins no more writes, and ends when the API server answers.
 func (r *replica) lost() {
 	r.record("%s: has lost the lease", r.name)
 	r.working = false
@@ -262,7 +262,7 @@ func (r *replica) getLease(then func(answer, lease)) {
 	r.ask(leaseRequest, func() answer { now = r.api.lease; return fine }, func(a answer) { then(a, now) })
 }
 
-// putLease writes the Lease, if it is as the process knows it.
+// putLease writes the Lease, if the process has its last version.
 func (r *replica) putLease(l lease, then func(answer)) {
 	before := l.edition
 	l.edition++

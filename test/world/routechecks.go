@@ -11,40 +11,40 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// The bounds of what concerns routers.
+// The bounds of the routes in routers.
 const (
 	// maxUnrouted: a router has a route to a VIP, to a node that serves it, when a node was able to announce it for that time.
 	// Events of the API server take 80 ms, and those of the membership that have to do with kube-proxy that is sick, a few seconds.
 	maxUnrouted, maxUnroutedSick = 3 * time.Second, 10 * time.Second
-	// maxSession: a session is there when node, router and the way between them were for that time: a node waits for
+	// maxSession: a session is established once node, router and the path between them have worked for that time: a node waits for
 	// 20 s for the router's OPEN, and its pause is 5 s.
 	maxSession = 30 * time.Second
-	// maxMisrouted: no router sends to a node that does not serve, for longer than that after the node has heard of it; or,
-	// where the node is not there, than it takes to notice (detection).
+	// maxMisrouted: a router does not send to a node that does not serve for longer than that after the node has learnt of it. If
+	// the node is gone, the time until that is noticed counts, too (detection).
 	maxMisrouted = 2 * time.Second
-	// bfdDetection is what BFD takes: three intervals of 300 ms, and a packet on its way.
+	// bfdDetection is the detection time of BFD: three intervals of 300 ms, and a packet under way.
 	bfdDetection = 1200 * time.Millisecond
-	// minAvoided is how long routers were asked to prefer others before a route goes by plan: the speaker's two seconds, without
-	// what the messages take.
+	// minAvoided is for how long routers are asked to prefer other nodes before a planned withdrawal: the speaker's two seconds, less
+	// the delay of the messages.
 	minAvoided = 1900 * time.Millisecond
-	// maxWithdrawal is how long a route is there at most after no Service has the VIP.
+	// maxWithdrawal is how long a route may stay once no Service has the VIP.
 	maxWithdrawal = 3 * time.Second
 )
 
 // routeChecks watch the tables of routers.
 type routeChecks struct {
 	*routing
-	truth    map[string]plan.BGP // by node, what it should announce as all is
+	truth    map[string]plan.BGP // by node: what it should announce by the real state of everything
 	written  int                 // the history when truth was made
 	sick     uint64              // the nodes whose kube-proxy is not healthy, and when these were others
 	sickened time.Duration
-	// since when nodes announce a prefix rightly, could have a session, and have a VIP served; and since when routers have
-	// somebody send to a node that does not serve.
+	// Since when nodes rightly announce a prefix, could have a session, and serve a VIP; and since when routers send to a
+	// node that does not serve.
 	right    map[rightKey]time.Duration
 	path     map[[2]int]time.Duration
 	able     map[ableKey]time.Duration
 	misroute map[ableKey]time.Duration
-	absent   map[ableKey]time.Duration // the same for one that is not there
+	absent   map[ableKey]time.Duration // the same for a node that is gone
 	strange  map[rightKey]time.Duration
 	looked   time.Duration
 }
@@ -64,7 +64,7 @@ func newRouteChecks(g *routing) routeChecks {
 		misroute: map[ableKey]time.Duration{}, absent: map[ableKey]time.Duration{}, strange: map[rightKey]time.Duration{}}
 }
 
-// snapshot is what a speaker should know now.
+// snapshot returns the snapshot that a speaker should have now.
 func (c *routeChecks) snapshot() plan.Snapshot {
 	s := c.World.checks.truth()
 	for _, n := range c.World.nodes {
@@ -82,7 +82,7 @@ func (g *routing) wrote(key string) {
 	}
 }
 
-// learn finds out what all should announce.
+// learn computes what each node should announce.
 func (c *routeChecks) learn() {
 	sick := uint64(0)
 	for _, n := range c.World.nodes {
@@ -124,12 +124,12 @@ func (c *routeChecks) learn() {
 	}
 }
 
-// attends reports whether the node hears of all that changes, and acts.
+// attends reports whether the node learns of all changes, and can act.
 func (c *routeChecks) attends(n *node) bool {
 	return n.participates() && !n.stopping && n.busy == 0 && c.api.upToDate(n.name)
 }
 
-// hops returns the nodes to which a router sends what is for a VIP: those with the longest prefix, and of these the most
+// hops returns the nodes to which a router sends packets for a VIP: those of the longest prefix, and of these the most
 // preferred.
 func (r *router) hops(vip netip.Addr) (best []*node) {
 	longest, lowest := 0, true
@@ -166,14 +166,14 @@ func (c *routeChecks) serves(r *router, n *node, vip netip.Addr) bool {
 	return true
 }
 
-// tick checks all bounds. It is called each 50 ms, and looks closely when something has changed.
+// tick checks all bounds. It is called every 50 ms, and computes everything anew only after a change.
 func (c *routeChecks) tick() {
 	if c.changed || c.written != len(c.api.history) || c.now-c.looked >= 250*time.Millisecond {
 		c.look()
 	}
 }
 
-// look notes since when what is so, and checks it.
+// look updates since when each state lasts, and checks the bounds.
 func (c *routeChecks) look() {
 	c.changed, c.looked = false, c.now
 	c.learn()
@@ -194,7 +194,7 @@ func (c *routeChecks) look() {
 	}
 }
 
-// note notes since when something is so.
+// note records since when a state lasts, and removes it when it is over.
 func note[K comparable](since map[K]time.Duration, key K, is bool, now time.Duration) time.Duration {
 	at, was := since[key]
 	switch {
@@ -223,7 +223,7 @@ func (c *routeChecks) lookAtSession(r *router, n *node) {
 	}
 }
 
-// established reports whether both ends have the session, and nothing waits for TCP to send it again.
+// established reports whether both ends have the session, and TCP has nothing to retransmit.
 func (c *routeChecks) established(r *router, n *node) bool {
 	a := r.neighbours[n.id]
 	if !a.up || n.announcer == nil || n.announcer.life != n.life || !n.running {
@@ -274,12 +274,12 @@ func (c *routeChecks) unrouted() time.Duration {
 	return maxUnrouted
 }
 
-// forget forgets what a node could serve: it has no session with the router any more.
+// forget removes what a node could serve, because it has no session with the router any more.
 func (c *routeChecks) forget(a *adjacency) {
 	maps.DeleteFunc(c.able, func(key ableKey, _ time.Duration) bool { return key.node == a.n.id && key.router == a.r.id })
 }
 
-// lookForGaps: a route that goes leaves a router without one for no moment, if a node was able to announce it all the time.
+// lookForGaps: if some node was able to announce a route all the time, the router is never without it when a route goes.
 func (c *routeChecks) lookForGaps(r *router) {
 	c.learn()
 	for _, vip := range c.World.checks.ordered {
@@ -333,7 +333,7 @@ func (c *routeChecks) detection(a *adjacency) (bound time.Duration) {
 	return bound
 }
 
-// lookAtStrangers: nothing is announced that no Service has.
+// lookAtStrangers: no address is announced that no Service has.
 func (c *routeChecks) lookAtStrangers(r *router) {
 	maps.DeleteFunc(c.strange, func(key rightKey, _ time.Duration) bool {
 		_, is := r.neighbours[key.node].table[key.prefix]
@@ -351,7 +351,7 @@ func (c *routeChecks) lookAtStrangers(r *router) {
 	}
 }
 
-// notified is called when a node's NOTIFICATION has a router drop its routes. A speaker that stops will be back.
+// notified is called when a router drops routes because of a node's NOTIFICATION. A speaker that stops will be back.
 func (c *routeChecks) notified(a *adjacency, m message) {
 	if a.agreed && m.code == shutdown {
 		c.fail("a restart keeps the routes", "%s has dropped all of %s, whose speaker has stopped", a.r.name, a.n.name)
@@ -374,7 +374,7 @@ func (c *routeChecks) withdrawn(a *adjacency, prefix netip.Prefix, e entry, at t
 	}
 }
 
-// leaves reports whether the label alone has the node withdraw a route.
+// leaves reports whether the node withdraws a route because of the label alone.
 func (c *routeChecks) leaves(n *node, r *router, prefix netip.Prefix) bool {
 	s := c.snapshot()
 	at := s.Nodes[n.name]
@@ -385,7 +385,7 @@ func (c *routeChecks) leaves(n *node, r *router, prefix netip.Prefix) bool {
 	return is && c.api.upToDate(n.name) && !c.edited(prefix)
 }
 
-// unseen is how long a node may take to go by what somebody has written.
+// unseen is how long a write may take to have an effect on a node.
 const unseen = 200 * time.Millisecond
 
 // edited reports whether a Service with an address of the prefix, or its pods, were written just now.
@@ -414,7 +414,7 @@ func (c *routeChecks) atTheEnd() {
 	}
 }
 
-// compare compares what a router has of a node with what it should have.
+// compare compares the routes that a router has from a node with those that it should have.
 func (c *routeChecks) compare(a *adjacency) {
 	routes := c.truth[a.n.name].Routes
 	for _, prefix := range slices.SortedFunc(maps.Keys(a.table), netip.Prefix.Compare) {

@@ -22,16 +22,16 @@ const (
 	LinkIn                     // those from the router are
 	LinkOut                    // those from the node are
 	Sluggish                   // the router is slow
-	Peers                      // the configuration of peers and of what they are sent is another one
-	Rack                       // the node is labelled as one of another rack
+	Peers                      // another configuration of peers and advertisements
+	Rack                       // the node has the label of another rack
 	Clear                      // people reset the router's sessions
 	Late                       // packets of BFD are late, between all nodes and routers
 )
 
 var routerNames = [...]string{"reboot", "daemon", "link", "link-in", "link-out", "sluggish", "peers", "rack", "clear", "late"}
 
-// firstEdits is the first seed whose people edit what concerns routers, and whose nodes lose their power for it: in those
-// below the segment is as it would be without routers.
+// firstEdits is the first seed with edits of peers and of racks, and with loss of power in fleets with routers. With lower
+// seeds the segment is the same as without routers.
 const firstEdits = 10_000
 
 // settledRouters takes the place of settled: a session that has failed again and again is tried once a minute.
@@ -51,18 +51,18 @@ func (s *Scenario) drawRouters() {
 	s.add(r, all)
 }
 
-// routing is what a fleet with routers has for them. What is random in it follows from a source of its own, so that the
-// rest is the same as without. Nil: there are no routers.
+// routing is the state of a fleet's routers. It has a source of randomness of its own, so that a seed's fleet is otherwise
+// the same as without routers. Nil: there are no routers.
 type routing struct {
 	*World
 	random  *rand.Rand
 	routers []*router
-	cut     map[[2]int]int // by sender and receiver, how many faults are between them, beside those of the segment
+	cut     map[[2]int]int // by sender and receiver: how many faults cut the path, beside those of the segment
 	edition int            // which documents are in force
-	racks   []int          // by node, how many faults have its label another one
-	late    int            // how many faults have packets of BFD late
-	calms   time.Duration  // when what was late has arrived
-	changed bool           // tables or what they are compared with may have changed
+	racks   []int          // by node: how many faults have changed its label
+	late    int            // how many faults delay packets of BFD
+	calms   time.Duration  // when the delayed packets have arrived
+	changed bool           // the tables, or what they should have, may have changed
 	checks  routeChecks
 }
 
@@ -97,9 +97,9 @@ type router struct {
 	// What is advertised follows from the first router.
 	communities, aggregation, more, preferred bool
 
-	off, down, slow int           // how many faults have it without power, its daemon away, and it slow
+	off, down, slow int           // how many faults take its power, stop its daemon, and slow it down
 	boot            int           // counts the starts of the daemon
-	lost            time.Duration // when it lost its power last
+	lost            time.Duration // when it last lost its power
 	neighbours      []*adjacency
 }
 
@@ -143,7 +143,7 @@ func (r *router) start() {
 	}
 }
 
-// end ends the daemon. The kernel closes its connections, if it goes on.
+// end ends the daemon. The kernel closes its connections, if the machine still runs.
 func (r *router) end() {
 	r.boot++
 	r.record("%s: is gone", r.name)
@@ -165,14 +165,14 @@ func (g *routing) rackOf(n *node) string {
 	return "b"
 }
 
-// annotate has a Node show what concerns BGP.
+// annotate sets the annotations of a Node about BGP.
 func (g *routing) annotate(n *node, at *plan.Node) {
 	if g != nil {
 		at.Labels["rack"], at.BGP.RouterID = g.rackOf(n), addressOf(n.id)
 	}
 }
 
-// document returns what the configuration has for routers. Even is set if prefixes of two addresses do not cut a pool.
+// document returns the part of the configuration for routers. even is set if prefixes of two addresses do not cut a pool.
 func (g *routing) document(even bool) string {
 	if g == nil {
 		return ""
@@ -222,7 +222,7 @@ func (g *routing) open(from, to int) bool {
 	return g.lan.open(from, to) && g.cut[[2]int{from, to}] == 0
 }
 
-// inflict begins a fault, and has it end.
+// inflict begins a fault, and ends it after its duration.
 func (g *routing) inflict(f Fault) {
 	if g == nil {
 		return
@@ -297,16 +297,16 @@ func (g *routing) faultOf(f Fault, n *node, r *router) (end func()) {
 	return g.count(&g.racks[n.id], n.writeNode) // Rack
 }
 
-// delay begins a fault that has messages be late. What was sent before its end may arrive after it.
+// delay begins a fault that delays messages. Those that were sent before its end may arrive after it.
 func (g *routing) delay(faults *int) (end func()) {
 	return g.count(faults, func() { g.calms = g.now + farOff })
 }
 
-// adjacency is what a router has of a node: the session, as the router sees it, and what it was sent.
+// adjacency is a node as a router sees it: the session, and the routes.
 type adjacency struct {
 	r     *router
 	n     *node
-	conn  *conn // the last one that it has accepted; nil: none
+	conn  *conn // the last accepted one; nil: none
 	up    bool
 	heard time.Duration
 	// agreed is set for graceful restart, and kept with routes of a session that has ended, until stale.
@@ -314,7 +314,7 @@ type adjacency struct {
 	stale  time.Duration
 	table  map[netip.Prefix]entry
 	watch  *bfdEnd
-	// idle is when the session was established last, or a route of it has changed.
+	// idle is when the session was established, or when a route of it last changed.
 	idle time.Duration
 }
 
@@ -323,10 +323,10 @@ type entry struct {
 	plan.Attributes
 	stale   bool
 	came    time.Duration // when it was sent first in the session
-	avoided time.Duration // since when it is to be avoided (RFC 8326); never: it is not
+	avoided time.Duration // since when the node asks to avoid it (RFC 8326); never: it does not
 }
 
-// take takes a message of the node's.
+// take handles a message of the node.
 func (a *adjacency) take(c *conn, m message) {
 	if m.kind == open {
 		a.greet(c, m)
@@ -361,8 +361,8 @@ func (a *adjacency) take(c *conn, m message) {
 	}
 }
 
-// greet takes an OPEN. A new connection takes the place of one that was there with graceful restart (RFC 4724 section 5),
-// and is refused without (RFC 4271 section 6.8).
+// greet handles an OPEN. With graceful restart a new connection replaces an established one (RFC 4724 section 5). Otherwise it
+// is refused (RFC 4271 section 6.8).
 func (a *adjacency) greet(c *conn, m message) {
 	if a.conn != nil && a.conn != c {
 		if !a.agreed {
@@ -461,7 +461,7 @@ func (a *adjacency) end(why string, keep bool) {
 	a.r.routing.changed = true
 }
 
-// drop drops what is left of the session before.
+// drop removes the stale routes of the previous session.
 func (a *adjacency) drop() {
 	for prefix, e := range a.table {
 		if e.stale {
@@ -497,10 +497,10 @@ func (a *adjacency) startBFD() {
 	a.watch.advance()
 }
 
-// calm reports whether packets arrive, and in time, where there is a way.
+// calm reports whether no packet is lost or late except on cut paths.
 func (g *routing) calm() bool { return g.lan.noise == 0 && g.late == 0 && g.now >= g.calms }
 
-// packet carries a packet of BFD.
+// packet delivers a packet of BFD.
 func (g *routing) packet(from, to int, arrive func()) {
 	if !g.open(from, to) || g.lan.noise > 0 && g.percent(10) {
 		return

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The times of a scenario: the fleet starts, faults come, and all gets time to be as if there had been none.
+// The times of a scenario: the fleet starts, faults come, and then everything has time to recover.
 const (
 	beginning = 15 * time.Second
 	// settled follows the end of the last fault. It has room for the longest of the promised times: a neighbour that
@@ -17,12 +17,12 @@ const (
 	settledDirect = longestCatchUp + 10*time.Second
 )
 
-// Scenario is what a seed decides beforehand. All else that is random follows from the seed, too.
+// Scenario is what a seed decides beforehand. Everything else that is random follows from the seed, too.
 type Scenario struct {
 	Seed     uint64
 	Nodes    int
 	Services int
-	// Separate is set if the speakers hear each other by another network than the segment.
+	// Separate is set if the membership has another network than the segment.
 	Separate bool
 	// Keep, Prefer and Refresh are the settings of the advertisement that the world begins with.
 	Keep, Prefer, Refresh bool
@@ -73,7 +73,7 @@ const (
 	Slow                 // the node's processor is busy
 	Sick                 // kube-proxy on the node is not healthy
 	Foreign              // a host that is no speaker takes the address of a Service
-	Replay               // somebody repeats what speakers announced
+	Replay               // a host repeats announcements of speakers
 	Leader               // the controller that leads is stopped, and started again
 	Crash                // the controller that leads is killed
 	Suspend              // it does not run
@@ -83,7 +83,7 @@ const (
 	Stale                // one of several API servers lags behind
 	Server               // one of several API servers is away, until its clients go to another one
 	Clock                // the clock of the node is set wrongly
-	Forger               // who has the key claims all VIPs at the node
+	Forger               // an attacker with the key claims all VIPs with the node's address
 	Delete               // the Service is deleted, and created again
 	Ask                  // the Service asks for something else
 	Exclude              // the node is labelled
@@ -92,9 +92,9 @@ const (
 	Pods                 // the Service's pods are on another set of nodes
 	Local                // the Service has another externalTrafficPolicy
 	Create               // there is another Service
-	Pools                // the pools are others
-	Tenant               // the owner of a Service writes what he likes on it
-	Liar                 // who has the node's token and the key lies about the node
+	Pools                // the pools are changed
+	Tenant               // a Service gets hostile annotations
+	Liar                 // an attacker with the node's token and the key reports falsely about the node
 	Rekey                // the Secret that speakers share is another one
 	kinds
 )
@@ -117,7 +117,7 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// planned reports whether it is an edit, a stop in order, or a clock that is set: no VIP may be without an answer because of it.
+// planned reports whether no VIP may be unanswered because of it: an edit, a stop in order, or a clock that is set.
 func (k Kind) planned() bool { return k == Stop || k == Clock || k >= Exclude && k != Power }
 
 // longest returns how long such a fault lasts at most.
@@ -143,7 +143,7 @@ var (
 	lengths = [...]time.Duration{100 * time.Millisecond, time.Second, 15 * time.Second}
 )
 
-// themes are kinds that have to do with each other. The first one is all kinds.
+// themes are groups of related kinds. The first one has all kinds.
 var themes = func() [][]Kind {
 	all := make([]Kind, kinds)
 	for k := range all {
@@ -190,7 +190,7 @@ func Draw(seed uint64) Scenario {
 	return s
 }
 
-// firstSegments is the first seed whose fleet may have two segments: those below stay what they are.
+// firstSegments is the first seed whose fleet may have two segments, so that the fleets of lower seeds stay the same.
 const firstSegments = 10_000_000
 
 // drawSegments adds a second segment to the scenario of a seed, and faults that concern it.

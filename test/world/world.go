@@ -62,7 +62,7 @@ func (f *Failure) String() string {
 	return fmt.Sprintf("%9.3fs %s: %s", f.At.Seconds(), f.Invariant, f.Story)
 }
 
-// World is a fleet and all that is around it.
+// World is a fleet and its surroundings.
 type World struct {
 	Scenario
 	random  *rand.Rand
@@ -72,7 +72,7 @@ type World struct {
 	story   io.Writer // nil: nobody reads it
 	failure *Failure
 
-	secret int // the edition of what speakers share
+	secret int // the edition of the speakers' Secret
 
 	api     *api
 	lan     *lan   // the first segment, and the only one with direct forwarding and routers
@@ -135,7 +135,7 @@ func Run(s Scenario, story io.Writer) *Failure {
 	return w.failure
 }
 
-// after has something done at that time from now. Of two things at one time the first to be entered is done first.
+// after calls do after a time. Of two calls at the same time, the first one to be entered comes first.
 func (w *World) after(d time.Duration, do func()) {
 	w.entered++
 	heap.Push(&w.queue, event{w.now + max(0, d), w.entered, do})
