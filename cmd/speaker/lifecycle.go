@@ -14,9 +14,9 @@ type runner interface {
 	String() string
 }
 
-// live runs the loop until ctx ends or a part fails. The parts outlive the
+// runParts runs the loop until ctx ends or a part fails. The parts outlive the
 // loop: it needs them to hand over.
-func live(ctx context.Context, loop runner, parts ...runner) error {
+func runParts(ctx context.Context, loop runner, parts ...runner) error {
 	living, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, living := errgroup.WithContext(living)
 	for _, p := range parts {

@@ -122,6 +122,6 @@ func run(ctx context.Context, f *flags) error {
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())
 	address := speaker.AddressWatch{Address: s.address.Addr(), Node: loop}
-	return live(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter, director,
+	return runParts(ctx, loop, address, interfaces, gateways, config, proxy, apiHealth, members, reporter, announcer, limiter, director,
 		passwords, podRoutes, router, watchdog, detector, server)
 }

@@ -43,7 +43,7 @@ func (p part) Run(ctx context.Context) error {
 func TestOnePartThatFailsEndsAll(t *testing.T) {
 	t.Parallel()
 	broken, ended := errors.New("address already in use"), make(chan string, 3)
-	err := live(t.Context(), part{name: "loop", ended: ended}, part{name: "server", err: broken, ended: ended},
+	err := runParts(t.Context(), part{name: "loop", ended: ended}, part{name: "server", err: broken, ended: ended},
 		part{name: "membership", ended: ended})
 	require.ErrorIs(t, err, broken)
 	require.EqualError(t, err, "run server: address already in use")
@@ -59,7 +59,7 @@ func TestOnePartThatFailsEndsAll(t *testing.T) {
 func TestTheFirstErrorIsNamed(t *testing.T) {
 	t.Parallel()
 	late := part{name: "late", ended: make(chan string, 1)}
-	err := live(t.Context(), part{name: "loop"}, part{name: "first", err: errors.New("no route")}, failsAtTheEnd{late})
+	err := runParts(t.Context(), part{name: "loop"}, part{name: "first", err: errors.New("no route")}, failsAtTheEnd{late})
 	require.EqualError(t, err, "run first: no route")
 	require.Equal(t, "late", <-late.ended)
 }
@@ -76,7 +76,7 @@ func TestPartsOutliveTheLoop(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	needed := part{name: "announcer", ended: make(chan string, 1)}
 	stop()
-	require.NoError(t, live(ctx, handsOver{needed.ended}, needed))
+	require.NoError(t, runParts(ctx, handsOver{needed.ended}, needed))
 	require.Equal(t, "announcer", <-needed.ended)
 }
 
