@@ -43,7 +43,7 @@ func TestServicesOfOthersCostNothing(t *testing.T) {
 	require.Eventually(t, c.hasSynced, testTimeout, time.Millisecond)
 	require.Equal(t, []string{"default/web"}, c.services.GetStore().ListKeys())
 
-	// One that was announced and comes into other hands is gone.
+	// A Service that was announced is removed when it gets another class.
 	web := serviceObject("web", "203.0.113.1")
 	web.Spec.LoadBalancerClass = &foreign
 	_, err = client.CoreV1().Services("default").Update(t.Context(), web, metav1.UpdateOptions{})

@@ -155,8 +155,8 @@ func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {
 	}
 }
 
-// Who puts a Service's manifest in place of the object (kubectl replace, Terraform)
-// takes Lodestone's annotation away, which the controller puts back at once.
+// A tool that replaces a Service by its manifest (kubectl replace, Terraform) removes
+// Lodestone's annotation. The controller sets it again at once.
 func TestABriefLossOfTheAnnotationIsNoChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

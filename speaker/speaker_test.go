@@ -473,7 +473,7 @@ func TestNodeLabelMovesVIPs(t *testing.T) {
 	s.announced("203.0.113.1")
 }
 
-// What was reported of an address ends with the last Service that has it.
+// The reports about an address are removed with the last Service that has it.
 func TestAddressesWithoutAServiceAreForgotten(t *testing.T) {
 	s := newStory(t, serviceObject("web", "203.0.113.1"), endpoints("web", on("n1")), serviceObject("dns", "203.0.113.2"),
 		endpoints("dns", on("n1")))

@@ -29,8 +29,7 @@ func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
 	}
 }
 
-// Whatever the lease is, most of it is there to write in: with a margin as long as the lease no write would go
-// through, although this process leads.
+// The margin is at most half of the lease, however short that is. With a longer one the leader could never write.
 func TestTheMarginLeavesTimeToWrite(t *testing.T) {
 	t.Parallel()
 	for _, lease := range []time.Duration{2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, time.Minute} {

@@ -36,10 +36,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
-// What the process is made of: the informers of the factory, which the framework's controllers and ours share, keep
-// projections of Services, because whole ones of a few tenants would need more memory than the controller has. And our
-// client writes nothing while this process does not certainly lead. What Services hold is read as of now, and not as
-// an API server remembers it that lags behind: another leader has just given addresses.
+// The informers of the factory, which the framework's controllers and ours share, keep projections of Services, because
+// whole Services of a few tenants would need more memory than the controller has. Our client writes only while this
+// process certainly leads. The first list of Services is read from etcd and not from the cache of an API server that may
+// lag: the previous leader may just have given addresses.
 func TestProcessIsBoundedAndFenced(t *testing.T) {
 	var list bytes.Buffer
 	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), corev1.SchemeGroupVersion)

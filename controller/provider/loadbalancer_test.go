@@ -187,7 +187,7 @@ func TestUpstreamAsksForAServiceThatIsGone(t *testing.T) {
 	s.held(0)
 }
 
-// What happens while no controller runs is caught up with.
+// A new controller catches up with the changes while none ran.
 func TestUpstreamCatchesUpAfterARestart(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, lan)
@@ -217,7 +217,7 @@ func TestUpstreamCatchesUpAfterARestart(t *testing.T) {
 	s.held(1)
 }
 
-// What others do to the object is undone, as for any other Service.
+// Changes of our annotations and status by others are undone, as for any other Service.
 func TestUpstreamServicesAreRepaired(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, lan)

@@ -237,7 +237,7 @@ func TestAnUpgradeMakesNoNetworkUnavailable(t *testing.T) {
 	})
 }
 
-// Of the Leases of speakers only what they report of routes is kept, however large they are.
+// However large the Leases of speakers are, only their reports about routes are kept.
 func TestRoutesKeepLittleOfLeases(t *testing.T) {
 	// Not parallel: it measures.
 	const number, each = 200, 100 << 10

@@ -46,8 +46,8 @@ advertisements: [{name: tor, bgp: {aggregationLength: 26}}]
 peers: [{name: tor, address: 203.0.113.254, localASN: 64512, peerASN: 64513}]
 `
 
-// Who asks for an address gets the aggregate that contains it, and who asks for a prefix those that it
-// has a part of: also if no VIP is there.
+// The filter by an address finds the aggregate that contains it, and the one by a prefix the routes that overlap it, also
+// if no VIP is there.
 func TestRoutesWithinAnAggregate(t *testing.T) {
 	t.Parallel()
 	n := network(t, aggregated, "198.51.100.1", "198.51.100.2", "198.51.100.130")

@@ -298,8 +298,8 @@ func BenchmarkLook(b *testing.B) {
 	runtime.KeepAlive(objects)
 }
 
-// What a browser waits for and is sent when it opens the page, and when it turns
-// it, with a cluster that is known.
+// BenchmarkPage measures the time and the bytes of opening the page, and of turning to the next page, when the cluster
+// has been read.
 func BenchmarkPage(b *testing.B) {
 	d := dashboard.New(dashboard.Options{
 		Source: func() dashboard.Source {

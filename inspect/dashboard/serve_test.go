@@ -29,8 +29,8 @@ func (d door) Accept() (net.Conn, error) {
 func (d door) Close() error   { close(d); return nil }
 func (d door) Addr() net.Addr { return &net.IPAddr{} }
 
-// Whoever asks for a view and does not take it keeps no place of others, and one
-// connection is good for more than one request.
+// A client that asks for a view and does not read it is disconnected, so that it takes no place of others. One
+// connection can carry more than one request.
 func TestViewsThatAreNotTakenAreGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestViewsThatAreNotTakenAreGivenUp(t *testing.T) {
 	})
 }
 
-// Who keeps a page open and takes nothing of it loses it.
+// A client that keeps a page open and does not read is disconnected.
 func TestWhoTakesNothingIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -71,7 +71,7 @@ func severity(r diagnose.Report, id diagnose.ID) diagnose.Severity {
 	return r.Findings[i].Severity
 }
 
-// What a check takes from the status by a name, the status has by that name.
+// The status has a warning of each name that a check looks for.
 func TestChecksKnowTheWarningsOfTheStatus(t *testing.T) {
 	t.Parallel()
 	emitted := map[string]bool{}
@@ -104,7 +104,7 @@ func (mutePods) Log(context.Context, *corev1.Pod, bool) ([]byte, error) {
 	return nil, errors.New("no log")
 }
 
-// Who reads a bundle sees what is not in it, and why.
+// A bundle names what is missing in it, and why.
 func TestBundleNamesEachGap(t *testing.T) {
 	t.Parallel()
 	c := example.New(example.Size{Nodes: 2, Services: 2})

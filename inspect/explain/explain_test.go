@@ -20,7 +20,7 @@ func parse(t *testing.T, document string) *config.Config {
 	return c
 }
 
-// Whoever wonders why a Service gets nothing from a pool reads each restriction that the pool has.
+// The explanation of a pool has each restriction of who may draw from it.
 func TestWhoMayDrawFromAPool(t *testing.T) {
 	t.Parallel()
 	for pool, want := range map[string][]string{

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Whatever a name or a message is, no output steers the terminal, and programs read what was meant.
+// Whatever names and messages contain, no output has control characters, and JSON and YAML decode to the same text.
 func FuzzPrint(f *testing.F) {
 	for _, text := range []string{"web", "", "\x1b[2Jboo\u009b\x07\xff\r\u202e", "a\nb", "\u2028\u0085\ufeff",
 		"- a: {b", "0x1f", "\U000e0001", "\x7f", "'\"\\"} {

@@ -87,8 +87,8 @@ func TestANodeThatLeaves(t *testing.T) {
 	}
 }
 
-// What is predicted is what is so when it has come: the same cluster
-// without the node's speaker and pods.
+// The prediction for the removal of a node equals the Network of the same cluster without the node's speaker and
+// pods.
 func TestRemovalComesTrue(t *testing.T) {
 	t.Parallel()
 	cfg := parse(t, announced)

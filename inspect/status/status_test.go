@@ -62,7 +62,7 @@ func lacks(p *corev1.Pod, reason string) {
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: waiting}}}
 }
 
-// What an operator worries about gives a warning, the worst first, and nothing else does.
+// Each problem that an operator has to look at gives a warning, the worst first, and nothing else does.
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

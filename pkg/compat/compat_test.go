@@ -161,7 +161,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// What a tenant writes into annotations, up to 256 KiB of it, costs what it is long.
+// The cost of reading annotations of a tenant, up to 256 KiB, is linear in their length.
 func TestCostOfLongAnnotations(t *testing.T) {
 	for name, item := range map[string]string{"addresses": "192.0.2.1,", "commas": ",", "no addresses": "a,", "any": "0.0.0.0,"} {
 		svc := func(size int) *corev1.Service {

@@ -258,8 +258,8 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 	}
 }
 
-// What strict filtering does not hurt is no finding: the way back leads through
-// the interface, or there is none at all.
+// Strict filtering is no finding where it does no harm: the route back leads through the interface, or there is
+// none at all.
 func TestStrictFilteringAloneIsNoFault(t *testing.T) {
 	t.Parallel()
 	for _, routes := range [][]string{{"eth0"}, {"mgmt", "eth0"}, nil} {

@@ -15,8 +15,8 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
-// What a Service holds is bounded, whoever wrote it, and each address is there once, in one form. What is written of
-// it is read again.
+// Whoever wrote the annotations, the addresses of a Service are bounded in number, and each is there once, in one form.
+// The text that Lodestone writes of them is read back to the same addresses.
 func FuzzVIPs(f *testing.F) {
 	f.Add("203.0.113.1,2001:db8::1", "203.0.113.1=eth0", "203.0.113.1,2001:db8::1")
 	f.Add("::ffff:203.0.113.1, 203.0.113.1,,fe80::1%eth0", "=,203.0.113.1", "203.0.113.1,::ffff:203.0.113.1,\x00")

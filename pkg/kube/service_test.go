@@ -72,7 +72,7 @@ func TestLeasesAreReadAsFarAsTheyMakeSense(t *testing.T) {
 	}
 }
 
-// What comes after the addresses that Lodestone can have written costs nothing.
+// A list is read only up to the number of addresses that Lodestone writes at most.
 func TestLongListsAreNotReadToTheEnd(t *testing.T) {
 	// Not parallel: it measures.
 	var list strings.Builder

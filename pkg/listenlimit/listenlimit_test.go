@@ -66,8 +66,8 @@ func TestWhoHasMostMakesRoom(t *testing.T) {
 	assert.Equal(t, 4, p.Count())
 }
 
-// Whoever has proved who it is keeps its place while others do not, and so does who asks
-// from the same host.
+// An authenticated connection keeps its place while there are unauthenticated ones, and so does one from the
+// listener's own host.
 func TestTrustedGoLast(t *testing.T) {
 	t.Parallel()
 	p := port{New(Limits{All: 4, OfSource: 2}), "192.0.2.1"}

@@ -138,8 +138,8 @@ func TestTooMuchForAConfiguration(t *testing.T) {
 	}
 }
 
-// What anybody writes costs what its length explains, also when a part of it is
-// repeated until there is much of it.
+// The cost of a migration is linear in the length of its input, also if a part of the input is repeated many
+// times.
 func FuzzCost(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yaml")
 	for i, file := range files {

@@ -286,8 +286,7 @@ func TestNothingAndCommentsAreNoObjects(t *testing.T) {
 	require.Empty(t, objects)
 }
 
-// What comes out is valid, whatever goes in, or there is an error that fits a
-// screen.
+// Every input gives either a valid configuration, or an error that fits on a screen.
 func FuzzMigrate(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yaml")
 	for _, file := range files {

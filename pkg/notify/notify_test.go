@@ -31,7 +31,7 @@ func TestSignal(t *testing.T) {
 	assert.False(t, closed(s.Next()), "an earlier change does not notify again")
 }
 
-// Whoever takes the channel before it looks sees every change in the end.
+// A goroutine that takes the channel before it reads the state misses no change.
 func TestNoChangeIsMissed(t *testing.T) {
 	t.Parallel()
 	var s notify.Signal
@@ -56,7 +56,7 @@ func TestNoChangeIsMissed(t *testing.T) {
 	readers.Wait()
 }
 
-// Who was slow finds the last value alone, and who sends it does not wait.
+// A slow receiver gets the last value alone, and the sender does not wait.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	ch := make(chan int, 1)

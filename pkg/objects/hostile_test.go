@@ -133,9 +133,9 @@ func looks() map[string]func() any {
 	return looks
 }
 
-// What is kept of an object does not grow with the object. Nor does what a look costs: every one
-// allocates little, and takes less than a millisecond of the processor where nothing disturbs it.
-// The collector does at times, so that the fastest counts. An EndpointSlice with 1,000 names of
+// The size of a projection does not grow with the object. Nor does the cost of comparing it with the next version:
+// it allocates little, and takes less than a millisecond of CPU time if nothing disturbs it. The garbage collector
+// does at times, so the fastest of several runs counts. An EndpointSlice with 1,000 names of
 // nodes that were never seen takes up to twice as long, to keep the names once for all slices.
 func TestHostileObjects(t *testing.T) {
 	// Not parallel: it measures.
@@ -197,7 +197,7 @@ func TestFewLabelsOfAServiceCount(t *testing.T) {
 	}
 }
 
-// What a kubelet writes about its Node keeps few addresses from being handed out.
+// Few addresses that a kubelet writes on its Node are kept from being handed out.
 func TestFewAddressesOfANodeCount(t *testing.T) {
 	n := &corev1.Node{}
 	for i := range 10_000 {
@@ -265,7 +265,7 @@ func TestInformersOfAFactoryKeepProjections(t *testing.T) {
 	require.Empty(t, n1.Status.Images)
 }
 
-// Of what a Lease has by itself only the holder is text, and bounded.
+// The only text in the spec of a cached Lease is its holder, cut to a bounded length.
 func TestLeasesAreKeptInPart(t *testing.T) {
 	t.Parallel()
 	holder, strategy, now := long("é"), coordinationv1.CoordinatedLeaseStrategy(long("漢")), metav1.NowMicro()
@@ -277,7 +277,7 @@ func TestLeasesAreKeptInPart(t *testing.T) {
 	require.Equal(t, coordinationv1.LeaseSpec{AcquireTime: &now, RenewTime: &now}, kept)
 }
 
-// Who writes a Lease has to see that somebody else wrote more, whatever that is.
+// The writer of a Lease has to notice every other text that somebody else has added to it.
 func TestMoreOnALeaseIsSeen(t *testing.T) {
 	t.Parallel()
 	honest := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{

@@ -32,7 +32,7 @@ func distinct(text string) {
 	}
 }
 
-// What a quadratic reader costs fails a test, what a linear one costs does not.
+// A reader of quadratic cost fails a test, and one of linear cost does not.
 func TestQuadraticReadersAreFound(t *testing.T) {
 	one := []byte("a:\n- n1\n")
 	// More than Growth times as long: if the small one is measured on a busy machine, that does not explain the large one.

@@ -133,7 +133,7 @@ func TestFailedSetIsTriedAgain(t *testing.T) {
 	require.False(t, s.step().SetVIPs)
 }
 
-// What was reported of an address ends with the last Service that has it.
+// The reports about an address are removed with the last Service that has it.
 func TestAddressesWithoutAServiceAreGone(t *testing.T) {
 	s, vip := pair(t, "n1")
 	s.begin(web(vip, true))
@@ -210,7 +210,7 @@ func TestRoutesToPodsFollowNodesAndConfiguration(t *testing.T) {
 	require.Nil(t, s.last.PodRoutes)
 }
 
-// What others read of this node is published when it changes.
+// StateChanged is set when the moves, labels or addresses of this node change.
 func TestChangesOfTheNode(t *testing.T) {
 	s := newStory(t)
 	s.begin()

@@ -16,7 +16,7 @@ func pair(t *testing.T, preferred string) (s *story, vip string) {
 	return s, s.preferring(preferred)
 }
 
-// What moves by plan is answered for here until the next owner is heard.
+// This node answers for a VIP that moves by plan until it hears the next owner.
 func TestPlannedMovesMakeBeforeTheyBreak(t *testing.T) {
 	for name, move := range map[string]func(s *story, vip string) Event{
 		"excluded":     func(s *story, _ string) Event { return s.excluded("n1", true) },
@@ -169,8 +169,8 @@ func TestNextOwnerIsReplaced(t *testing.T) {
 	s.announced()
 }
 
-// What is lost without a plan is given up at once: this node may not be able
-// to carry the traffic, and nobody else is about to announce.
+// A VIP that is lost without a plan is given up at once: this node may not be able
+// to carry the traffic, and no other node is about to announce the VIP.
 func TestUnplannedLossesBreakFirst(t *testing.T) {
 	for name, lose := range map[string]func(s *story, vip string) Event{
 		"data plane": func(*story, string) Event { return Health{Synced: true, Joined: true} },

@@ -200,8 +200,8 @@ func TestFirstOwners(t *testing.T) {
 	require.Len(t, f.after(time.Minute), 1, "there is room again")
 }
 
-// Whatever happens between two calm times: a node that owns a VIP at the second one and
-// did not at the first is reported once, and no other node is.
+// The moves between two calm moments are reported once: of each VIP whose owner is another one at the second
+// moment, whatever happened in between.
 func TestTheDifferenceIsReported(t *testing.T) {
 	t.Parallel()
 	reported := 0

@@ -383,7 +383,7 @@ func TestOnlyVIPsOfOtherNodesAreTried(t *testing.T) {
 		TCP: "no route"}}, f.Members)
 }
 
-// Of many neighbours, those that follow by name are asked for.
+// If there are too many neighbours, the node asks for those that follow it by name.
 func TestFewNeighboursAreAskedFor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, testnet.NewSegment(t, 1).Hosts[0])

@@ -106,8 +106,8 @@ func (w *world) metrics() map[string]float64 {
 	return values
 }
 
-// What a speaker that was killed left behind stays in force, handles, tokens
-// and counters alike.
+// The rules of a killed speaker stay in force for the next one, with their handles, tokens
+// and counters.
 func TestARestartLeavesNoGap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -143,8 +143,8 @@ func (w *world) apply(want limits) (changed bool) {
 	return changed
 }
 
-// What a speaker leaves that was killed, and that the next one may not remove, limits nothing when nobody has refreshed
-// it for a while.
+// If the next speaker has no right to change the rules of a killed one, they limit nothing once they have not been refreshed
+// for a while.
 func TestLimitsEndWithoutASpeaker(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -288,8 +288,8 @@ func TestConnectionsOfTheNodeAreNotCapped(t *testing.T) {
 	w.capped(key, 80, 50, 1, 1) // others are
 }
 
-// Whatever somebody else does to the table, it comes back, and only then is it
-// written.
+// Every change of the table by somebody else is undone, and without such a change nothing
+// is written.
 func TestWhatSomebodyElseTakesAwayComesBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -456,7 +456,7 @@ func withCapabilities(keep ...uint) error {
 	return unix.Capset(&header, &data[0])
 }
 
-// What failed is brought into force once it can be.
+// Limits that could not be set are set once that is possible.
 func TestWhatFailedIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

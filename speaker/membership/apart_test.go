@@ -91,8 +91,8 @@ func TestSpeakerThatWasCutOffMeetsTheOthersFirst(t *testing.T) {
 	require.Len(t, n1.Speakers(), 2)
 }
 
-// Who has met one of the others waits for those that answer a moment later: it does not
-// know yet what they own and keep.
+// A speaker that has met one of the others again waits for those that answer a moment later,
+// because it does not know yet what they own and keep.
 func TestSpeakerThatWasCutOffMeetsAllTheOthers(t *testing.T) {
 	c, n1, l, n2 := cutOff(t, withTestTimeouts)
 	c.mute("n2", n2.options.Address)

@@ -55,7 +55,7 @@ func TestLinksCountAsDownSoonAndAsUpLate(t *testing.T) {
 	assert.Len(t, all, 1)
 }
 
-// Whoever meets the others again by the link of its address knows that it works.
+// A speaker that meets the others again by the link of its address knows that the link works.
 func TestTheLinkOfTheSpeakersAddressCountsAtOnce(t *testing.T) {
 	t.Parallel()
 	all, now := carriers{}, time.Now()
@@ -150,7 +150,7 @@ func TestSpeakersReportToEachOtherWhatTheyKeep(t *testing.T) {
 	knows(n2, report.Claims{})
 }
 
-// What a speaker sees of the API server travels with its readiness.
+// Whether the API server answers a speaker is published together with its readiness.
 func TestViewsAreKnown(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1, n2 := c.start("n1"), c.start("n2")

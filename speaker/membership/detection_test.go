@@ -153,7 +153,7 @@ func TestSpeakerWithoutHeartbeats(t *testing.T) {
 	assert.Equal(t, "eth0", decode(meta).down)
 }
 
-// What the detector knows is there for a diagnosis, and our Lease carries how late it was.
+// The status of the detector is available for a diagnosis, and our Lease has how late it was.
 func TestDetectionIsReported(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	n1, n2 := c.start("n1", beating), c.start("n2", beating)

@@ -59,8 +59,8 @@ func (c *cluster) holder() (send func(to *speaker, kind byte, message map[string
 	return send, again
 }
 
-// Whoever has the key claims again and again that a speaker is lost, or has left, or is about to be. It is not, and what it
-// publishes afterwards arrives. So does what it publishes after somebody else has published in its name.
+// An attacker with the key claims again and again that a speaker is lost, suspected, or has left. The speaker is not lost, and
+// its metadata still arrive afterwards, also if the attacker has published in its name.
 func TestHolderOfTheKeyEndsNobody(t *testing.T) {
 	for name, incarnation := range map[string]func() uint32{
 		"the highest":          func() uint32 { return math.MaxUint32 },

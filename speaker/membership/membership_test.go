@@ -550,8 +550,7 @@ func (s *speaker) waitCaughtUp() {
 	}, testTimeout, time.Millisecond)
 }
 
-// What somebody else writes on a speaker's Lease is not believed by that speaker, and
-// does not stay there.
+// A speaker ignores what somebody else writes on its Lease, and overwrites it.
 func TestASpeakerRepairsItsLeaseAtOnce(t *testing.T) {
 	c := newCluster(t, "n1")
 	n1 := c.start("n1")
@@ -723,7 +722,7 @@ func TestFirstOfManyAfterAPowerCut(t *testing.T) {
 	}
 }
 
-// What is withheld because another machine has it is known of all speakers, and of the one that this node had before.
+// A speaker knows the withheld VIPs of all other speakers, and those of the previous speaker of its node.
 func TestWhatIsWithheldIsKnown(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	vip, claimed := netip.MustParseAddr("198.18.0.100"), netip.MustParseAddr("198.18.0.101")

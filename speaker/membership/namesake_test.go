@@ -30,8 +30,8 @@ func waitAt(victim *speaker, others ...*speaker) {
 	}
 }
 
-// Whoever has the key speaks for a speaker that has left, from another address. It does not count, and the speaker is met
-// when it is back, also at an address that it did not have before.
+// An attacker with the key uses the name of a speaker that has left, at another address. It does not count. The speaker is met
+// when it is back, also at a new address.
 func TestNameOfASpeakerThatIsAway(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
 	n1, n2, n3 := c.start("n1", beating), c.start("n2", beating), c.start("n3", beating)
@@ -83,8 +83,8 @@ func TestNameOfASpeakerThatIsNew(t *testing.T) {
 	n1.waitFor(map[string]bool{"n1": false, "n2": false, "n9": true}) // on a busy machine n2 may be away for a moment
 }
 
-// Whoever has the key publishes the session of another speaker as its own. The other speakers do not lose each other, and still
-// hear at once when that one is lost.
+// An attacker with the key publishes the session of another speaker as its own. The other speakers do not lose each other, and
+// still notice at once when that speaker is lost.
 func TestSessionOfAnotherSpeaker(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3", "n9")
 	n1, n2 := c.start("n1", beating), c.start("n2", beating)

@@ -255,7 +255,7 @@ func TestKeyThatNobodyElseHas(t *testing.T) {
 	n3.waitFor(map[string]bool{"n1": false, "n2": false, "n3": false})
 }
 
-// What is no key is logged once, and changes nothing.
+// A Secret without a valid key is logged once, and changes nothing.
 func TestSecretWithoutAKey(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	log := &sharedLog{}

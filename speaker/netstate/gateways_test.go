@@ -78,7 +78,7 @@ func TestGatewaysFollowTheKernel(t *testing.T) {
 	}
 }
 
-// Whatever does not concern default routes wakes nobody.
+// Changes of other routes than default routes wake nobody.
 func TestOtherRoutesAreNoChange(t *testing.T) {
 	t.Parallel()
 	h := testnet.NewSegment(t, 1).Hosts[0]

@@ -12,8 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
-// What is forwarded directly follows from the advertisement, the endpoints and what becomes of
-// the nodes.
+// The Forwarding follows from the advertisement, the endpoints and the state of the nodes.
 func TestForwarding(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("203.0.113.1")
@@ -93,8 +92,8 @@ func TestForwarding(t *testing.T) {
 	require.NotContains(t, p.Plan().Forwarding.Nodes, "n6", "it went while nothing was forwarded")
 }
 
-// Who restricts an advertisement to some nodes has those keep the connections. In a small cluster
-// others keep the ones that they have.
+// If an advertisement selects some nodes, these keep the connections. In a small cluster the others
+// keep those that they have.
 func TestForwardingToSelectedNodes(t *testing.T) {
 	t.Parallel()
 	vip := netip.MustParseAddr("203.0.113.1")

@@ -127,8 +127,8 @@ func (g *gathering) settle() map[netip.Addr]string {
 	return owners
 }
 
-// Whatever happens on the way, all agree in the end, and then a loss moves what
-// the lost node had, and a return nothing.
+// Whatever happened before, all nodes agree in the end. Then a loss moves only the VIPs of
+// the lost node, and its return moves none.
 func TestOwnersAreKept(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

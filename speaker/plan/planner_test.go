@@ -363,7 +363,7 @@ func TestNewAddresses(t *testing.T) {
 	p.Set(cfg, nodes, one)
 	p.Update()
 
-	// Whose home it is does not depend on who is able.
+	// Home does not depend on which nodes are able.
 	homes := 0
 	for vip, l := range p.Plan().Layer2 {
 		p.Set(cfg, nodes, both)

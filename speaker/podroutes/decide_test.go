@@ -73,8 +73,8 @@ func others(table []entry) []entry {
 	return slices.DeleteFunc(slices.Clone(table), func(e entry) bool { return e.ours })
 }
 
-// Whatever is in the table: what others have stays, what is wanted and possible
-// is there with one or two looks, and then nothing is done any more.
+// Whatever is in the table, the routes of others stay. Wanted routes that are possible
+// are there after one or two steps, and after that no step is needed.
 func TestDecide(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table := rapid.SliceOfN(rapid.Custom(drawEntry), 0, 8).Draw(t, "table")

@@ -61,8 +61,8 @@ func TestPodsReachEachOther(t *testing.T) {
 	}
 }
 
-// What others delete comes back, what they have is theirs, and what carries
-// our mark and is not wanted goes.
+// Deleted routes come back, routes of others are not touched, and unwanted routes with
+// our mark are removed.
 func TestOthersAtTheTable(t *testing.T) {
 	w := newWorld(t, 3)
 	n := w.nodes[0]
@@ -333,7 +333,7 @@ func TestWithoutTheRight(t *testing.T) {
 		"NET_ADMIN: set the chart's speaker.podRoutes")
 }
 
-// What stays wrong is logged once, and not as done.
+// A lasting failure is logged once, and its routes not as set.
 func TestWhatStaysWrongIsLoggedOnce(t *testing.T) {
 	if os.Getenv("LODESTONE_TEST_TABLE") != "" {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second) // of looks there are at 0, 1 and 3 s

@@ -55,8 +55,8 @@ func TestNodeReportsItsSessions(t *testing.T) {
 	assert.NoError(t, n.BGP.ASNErr)
 }
 
-// Of a Service of another class its owner can write the annotation, and another load balancer the status. Who lists
-// all Services, as the CLI does, finds no VIPs there.
+// The owner of a Service of another class can write our annotation, and another load balancer its status. In the
+// snapshot, also that of the CLI, which lists all Services, it has no VIPs.
 func TestServiceOfAnotherClassHasNoVIPs(t *testing.T) {
 	t.Parallel()
 	class := "example.com/other"

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// What a clock shows jumps when somebody sets it, and what passes by it does not.
+// When a clock is set, its wall time jumps, and its monotonic time does not.
 func TestAClockThatIsSet(t *testing.T) {
 	t.Parallel()
 	w := &World{}

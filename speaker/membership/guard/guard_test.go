@@ -224,7 +224,7 @@ func TestHolderOfTheKey(t *testing.T) {
 	m.isWell(other)
 }
 
-// What memberlist sends itself is not refused, whatever it is.
+// No message that memberlist itself sends is refused.
 func TestHonestSpeakers(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1", "::1"} {
@@ -364,7 +364,7 @@ func FuzzHolderOfTheKey(f *testing.F) {
 	})
 }
 
-// What passes is what memberlist writes again once it has read it, and costs no more than its length explains.
+// A message that passes is the same after memberlist has decoded and encoded it. The cost of a check is linear in the length.
 func FuzzForm(f *testing.F) {
 	addForms(f)
 	f.Fuzz(func(t *testing.T, plain []byte) {

@@ -204,8 +204,8 @@ func TestFlood(t *testing.T) {
 	m.isWell(third)
 }
 
-// Who has recorded the sealed length of an honest message can make a speaker wait for the
-// longest one, and for no more.
+// An attacker who replays the sealed length of a recorded message can make a speaker wait for
+// at most the longest message.
 func TestRecordedLength(t *testing.T) {
 	t.Parallel()
 	m := newMember(t, "n1", "127.0.0.1", anybody)

@@ -36,8 +36,8 @@ func TestParse(t *testing.T) {
 	assert.Len(t, report.Report{Keys: Ring{key(t, "a"), key(t, "b")}.Marks()}.Tidy().Keys, 2, "the marks survive the encoding of a Lease")
 }
 
-// What encrypts, what seals and what names a key reveal nothing of each other, nor of
-// another cluster's, nor of another Secret's.
+// The keys for encryption, seals and heartbeats and the mark of a key are all different, and differ from those
+// of another cluster and of another Secret.
 func TestKeysAreApart(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}

@@ -122,8 +122,8 @@ func TestReleaseIsBuiltOnceFromItsCommit(t *testing.T) {
 	}
 }
 
-// Whatever the tests build is compiled once if it is the same version everywhere, which
-// halves what a new machine compiles. MetalLB, kube-router and promtool want other versions.
+// A package is compiled once for all programs of the tests if they have the same version of it, which
+// halves the work on a new machine. MetalLB, kube-router and promtool need other versions.
 func TestModulesShareVersions(t *testing.T) {
 	root := filepath.Join("..", "..", "..")
 	requirement := regexp.MustCompile(`(?m)^(?:require)?\s+(\S+\.\S+) (v\S+)`)

@@ -48,8 +48,9 @@ func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s.losePower(vip, 20)
 }
 
-// What a client may see when a node loses its power. usualOutage is ten times the median of a quiet machine, and half of
-// what memberlist alone would take; a lost Lease or a lost ARP entry would take longer than longestOutage.
+// usualOutage and longestOutage bound the outage that a client sees when a node loses its power. usualOutage is ten times the
+// median of a quiet machine, and half of the time that memberlist alone would take. Waiting for the end of a Lease or of an ARP
+// entry would take longer than longestOutage.
 const usualOutage, longestOutage = time.Second, 5 * time.Second
 
 // losePower cuts the owner of the VIP off so many times: another node takes

@@ -260,12 +260,12 @@ func TestWhatIsNoReleaseIsRefused(t *testing.T) {
 	require.ErrorContains(t, try(func(c *Config) { c.Build = fakeBuilder("v9.8.6", commit) }), `should begin with "lodestone v9.8.7`)
 	require.ErrorContains(t, try(func(c *Config) { c.Build = fakeBuilder("v9.8.7", "deadbeef") }), "linker flags are not this commit's")
 
-	// Nor is what a machine's own settings are in.
+	// Nor is a binary that was built with settings of the machine.
 	require.ErrorContains(t, try(func(c *Config) {
 		c.Build = func(context.Context, Build) (*debug.BuildInfo, error) { return infoOf(Platform{"plan9", "mips"}), nil }
 	}), `lodestone-controller for linux/amd64: it was built with`)
 
-	// What is in no commit is refused, changed or new, and what Git ignores is nobody's concern.
+	// Changed and new files that are in no commit are refused. Files that Git ignores do not matter.
 	require.NoError(t, os.WriteFile(filepath.Join(root, ".git/info/exclude"), []byte("ignored\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(root, "ignored"), nil, 0o600))
 	require.NoError(t, try(func(*Config) {}))
