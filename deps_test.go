@@ -252,7 +252,7 @@ func listPackages(t *testing.T) map[string]listed {
 	return packages
 }
 
-// What several tests read is read once: under the race detector it is most of what they cost.
+// modulePackages are the packages of the module. Several tests share one list, because it is most of their cost.
 var modulePackages = sync.OnceValues(func() (map[string]listed, error) {
 	out, err := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps", "./...").Output()
 	if err != nil {
@@ -538,6 +538,26 @@ func TestBudget(t *testing.T) {
 		for _, element := range strings.Split(folder, "/") {
 			if slices.Contains([]string{"util", "utils", "common", "manager", "helper", "helpers", "misc"}, element) {
 				t.Errorf("%s: %q does not name what is inside", folder, element)
+			}
+		}
+	}
+}
+
+// TestPackageCommentsListFiles checks that the files exist that the list in a package comment names, as in
+// "//	planner.go  what it has": a reader begins there.
+func TestPackageCommentsListFiles(t *testing.T) {
+	t.Parallel()
+	for _, s := range parseSources(t) {
+		if s.file.Doc == nil {
+			continue
+		}
+		for _, line := range s.file.Doc.List {
+			name, _, _ := strings.Cut(strings.TrimPrefix(line.Text, "//\t"), " ")
+			if !strings.HasPrefix(line.Text, "//\t") || !strings.HasSuffix(name, ".go") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(s.folder(), name)); err != nil {
+				t.Errorf("%s: the package comment lists %s, which is no file of the package", s.path, name)
 			}
 		}
 	}

@@ -4,7 +4,7 @@
 //	detector.go  Task: which members there are, and what it has found out
 //	loop.go      what has arrived, what is due, and how to wait
 //	socket.go    the sockets, on a UDP port that is shared with memberlist
-//	alarm.go     a clock and a socket that Go's runtime waits for as one
+//	poller.go    a clock and a socket that Go's runtime waits for as one
 //	receive.go   reads many packets at once, with the times at which the kernel got them
 //
 // One goroutine does all, and a packet costs no other one and no allocation. It wakes once per interval, sends its
