@@ -193,7 +193,7 @@ func (o *Objects) Network() *simulation.Network {
 	})
 }
 
-// SpeakerByNode returns the speaker's pod of each node that has one: of several one that is ready, if there is one.
+// SpeakerByNode returns the speaker's pod of each node that has one. Of several pods it takes a ready one, if there is one.
 func (o *Objects) SpeakerByNode() map[string]*corev1.Pod {
 	pods := map[string]*corev1.Pod{}
 	for _, p := range o.Speakers {
@@ -235,7 +235,7 @@ func newObjects(p Place) *Objects {
 	return &Objects{Place: p, Now: time.Now(), unread: map[string]error{}}
 }
 
-// readAll reads at once what there is to read.
+// readAll reads all sources concurrently.
 func (o *Objects) readAll(ctx context.Context, sources []source) {
 	var group sync.WaitGroup
 	for _, s := range sources {

@@ -53,7 +53,7 @@ func (p Place) sources(client kubernetes.Interface) []source {
 		for i := range l.Items {
 			o.Services = append(o.Services, &l.Items[i])
 		}
-		// Only after the Services: of a Service that was deleted before, the addresses are on record by now.
+		// After the Services: the addresses of a Service that was deleted before are on record by then.
 		o.read(ctx, p.records(client))
 		return nil
 	}

@@ -31,21 +31,21 @@ import (
 const MaxVisitors = 24
 
 const (
-	// linger is how long the cluster is followed after the last visitor: who
-	// reloads the page does not wait.
+	// linger is how long the cluster is followed after the last visitor, so that a
+	// reloaded page does not wait.
 	linger = 5 * time.Minute
 	// pace is the shortest time between two looks. A look is followed by a pause of pauseFactor times its
 	// duration.
 	pace        = 500 * time.Millisecond
 	pauseFactor = 4
-	// refresh is how old a look may become without any change. A leader that falls silent is no change.
+	// refresh is how old a look may become without any change. A leader that ceases to renew its Lease is no change.
 	refresh = 20 * time.Second
 	// maxAnnouncements is how many announcements by BGP a look may consider: VIPs
 	// times nodes. They are what a look's memory grows with.
 	maxAnnouncements = 1_000_000
 )
 
-// errTooLarge is why there is nothing about VIPs.
+// errTooLarge is why a State has no VIPs.
 var errTooLarge = errors.New("who announces the VIPs: too many VIPs and nodes for the dashboard, which must leave the controller " +
 	"room: see lodestone status")
 

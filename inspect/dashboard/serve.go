@@ -25,7 +25,7 @@ const (
 	firstLook = 30 * time.Second
 )
 
-// policy forbids the page everything but what it is made of.
+// policy forbids the page everything but its own scripts, styles, images and streams.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " +
 	"form-action 'none'; frame-ancestors 'none'"
 
@@ -56,8 +56,8 @@ func (d *Dashboard) Handler() http.Handler {
 	return guarded(mux)
 }
 
-// guarded sends what keeps a browser from doing more with the page than showing
-// it.
+// guarded sets the headers that keep a browser from doing more with the page than
+// showing it.
 func guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -45,7 +45,7 @@ type Diagnosis struct {
 	speakers map[string]*corev1.Pod // that were asked, by node
 }
 
-// Options are how to find out.
+// Options are the settings of a diagnosis.
 type Options struct {
 	Client kubernetes.Interface
 	// Ask returns how pods are asked; the function Ask does.
@@ -54,7 +54,7 @@ type Options struct {
 	Active bool
 }
 
-// Of diagnoses the installation of which the objects were read.
+// Of returns the diagnosis of the installation whose objects were read.
 func Of(ctx context.Context, o *cluster.Objects, options Options) *Diagnosis {
 	d := &Diagnosis{Time: o.Now.UTC().Truncate(time.Second), objects: o, client: options.Client}
 	c := clusterOf(o)

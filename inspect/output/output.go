@@ -51,7 +51,7 @@ type Page interface {
 	Show(c *Canvas)
 }
 
-// Print answers in the format. Whoever is not at a terminal gets no colours.
+// Print writes the page in the format, with colours only on a terminal.
 func Print(out io.Writer, f Format, color bool, p Page) error {
 	var text []byte
 	var err error
@@ -183,8 +183,8 @@ func (c *Canvas) paint(text string, t Tone) string {
 	return string(t) + text + reset
 }
 
-// Clean replaces the characters of a line that would steer the terminal or turn the direction of reading. Others
-// write the text.
+// Clean replaces the characters of a line that would steer the terminal or turn the direction of reading. The texts
+// come from users of the cluster.
 func Clean(line string) string {
 	return strings.Map(func(r rune) rune {
 		if steers(r) || r == utf8.RuneError {

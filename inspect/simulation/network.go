@@ -100,7 +100,7 @@ func (n *Network) take(s plan.Service) {
 
 func noNode(string) bool { return false }
 
-// derive returns a Network of the same objects that has answered nothing yet.
+// derive returns a Network of the same objects without cached answers.
 func (n *Network) derive() *Network {
 	d := *n
 	d.views, d.who = map[string]View{}, nil

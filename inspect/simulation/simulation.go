@@ -27,7 +27,7 @@ import (
 )
 
 // Cluster is a cluster as the API describes it at one moment: everything that
-// a controller decides by, but for what DHCP servers answer. Leased addresses are
+// a controller decides by, except the answers of DHCP servers. Leased addresses are
 // those that Services show.
 type Cluster struct {
 	Scope    kube.Scope
