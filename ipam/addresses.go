@@ -17,13 +17,9 @@ type addresses struct {
 func (a *addresses) tick(now time.Time) {
 	q := &a.quarantine
 	q.clock.set(now)
-	if q.clock.elapsed < q.next {
-		return
-	}
-	for _, r := range q.over() {
+	for r := q.first(); r != nil && r.until() <= q.clock.elapsed; r = q.first() {
 		a.free(r)
 	}
-	q.next = q.first()
 }
 
 // idle reports whether an address is neither held nor in quarantine.
@@ -50,8 +46,8 @@ func (a *addresses) leave(g *holding, h *holder) {
 	}
 	addr, s := g.addr, g.space
 	a.holdings.end(g)
-	if q := a.quarantine.of(s); q.length > 0 {
-		a.quarantine.begin(quarantined{addr: addr, name: h.owner.Name, since: a.quarantine.clock.elapsed, queue: q})
+	if s.quarantine > 0 {
+		a.quarantine.begin(quarantined{addr: addr, name: h.owner.Name, since: a.quarantine.clock.elapsed, space: s})
 		for _, r := range a.quarantine.excess(h.namespace) {
 			a.free(r)
 		}
@@ -62,7 +58,7 @@ func (a *addresses) leave(g *holding, h *holder) {
 
 // free ends a quarantine: the address is free.
 func (a *addresses) free(r *quarantined) {
-	addr, s := r.addr, r.queue.space
+	addr, s := r.addr, r.space
 	a.quarantine.end(r)
 	a.reservations.put(addr, s)
 }

@@ -128,9 +128,9 @@ func (a *addresses) describeFree(w *wording, s *space) {
 		w.fact.WriteString(", in use by other hosts")
 		w.aside("%d in use by other hosts", s.conflicted)
 	}
-	if s.quarantined > 0 && s.free.empty() {
-		w.aside("%d in quarantine, the next is", s.quarantined)
-		w.describeFree(a.quarantine.of(s).due() - a.quarantine.clock.elapsed)
+	if n := len(s.quarantined); n > 0 && s.free.empty() {
+		w.aside("%d in quarantine, the next is", n)
+		w.describeFree(s.quarantined[0].until() - a.quarantine.clock.elapsed)
 	}
 	w.endAsides()
 }
@@ -145,7 +145,7 @@ func (req *request) refuseQuarantined(r *quarantined) *Refusal {
 	var w wording
 	w.add("%s is in quarantine after its use by %s, it is", r.addr, r.name)
 	w.describeFree(r.until() - req.quarantine.clock.elapsed)
-	return w.refuse(AddressQuarantined, r.queue.space.name())
+	return w.refuse(AddressQuarantined, r.space.name())
 }
 
 // refuseClash returns why the party cannot come to an address that is held.

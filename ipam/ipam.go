@@ -85,11 +85,10 @@ type Allocator struct {
 // no quarantine ends.
 func New() *Allocator {
 	a := &Allocator{addresses: addresses{
-		holdings: holdings{at: map[netip.Addr]*holding{}, byUID: map[string]*holder{}, groups: groups{}},
-		quarantine: quarantine{at: map[netip.Addr]*quarantined{}, byName: map[string][]*quarantined{}, counts: map[string]int{},
-			queues: map[*space]*queue{}},
+		holdings:   holdings{at: map[netip.Addr]*holding{}, byUID: map[string]*holder{}, groups: groups{}},
+		quarantine: newQuarantine(),
 	}}
-	a.quarantine.of(&a.pools.nowhere).length = forever
+	a.pools.nowhere.quarantine = forever
 	return a
 }
 
@@ -249,16 +248,16 @@ func (a *Allocator) Quarantine(name string, addr netip.Addr, since, now time.Tim
 	if !addr.IsValid() || !a.idle(addr) {
 		return
 	}
-	q, age := a.quarantine.of(a.pools.spaceOf(addr)), max(0, now.Sub(since))
-	if age < q.length {
-		a.reservations.take(addr, q.space)
-		a.quarantine.begin(quarantined{addr: addr, name: name, since: a.quarantine.clock.elapsed - age, queue: q})
+	s, age := a.pools.spaceOf(addr), max(0, now.Sub(since))
+	if age < s.quarantine {
+		a.reservations.take(addr, s)
+		a.quarantine.begin(quarantined{addr: addr, name: name, since: a.quarantine.clock.elapsed - age, space: s})
 	}
 }
 
 // QuarantineOf returns how long the address is in quarantine once nobody holds it any more.
 func (a *Allocator) QuarantineOf(addr netip.Addr) time.Duration {
-	return a.quarantine.of(a.pools.spaceOf(canonical(addr))).length
+	return a.pools.spaceOf(canonical(addr)).quarantine
 }
 
 // InQuarantine returns everything in quarantine, in the order of release. It is what
@@ -272,10 +271,10 @@ func (a *Allocator) InQuarantine(now time.Time) []Quarantined {
 // quarantine.
 func (a *Allocator) NextFree(now time.Time) (time.Time, bool) {
 	a.tick(now)
-	if len(a.quarantine.at) == 0 {
-		return time.Time{}, false
+	if r := a.quarantine.first(); r != nil {
+		return a.quarantine.clock.at(r.until()), true
 	}
-	return a.quarantine.clock.at(a.quarantine.first()), true
+	return time.Time{}, false
 }
 
 // Holds returns what the owner holds, in the order of the families of its

@@ -73,10 +73,14 @@ type space struct {
 	runs            []run
 	size, forbidden float64
 	free            freeSpace
-	// assigned and quarantined count the addresses that are held and in quarantine; conflicted
-	// and reserved count those of the others that are set apart.
-	assigned, quarantined, conflicted, reserved int
-	usages                                      usages
+	// quarantine is how long addresses are in quarantine, and quarantined are those that are, by the time of the
+	// release: the first is free first.
+	quarantine  time.Duration
+	quarantined []*quarantined
+	// assigned counts the addresses that are held; conflicted and reserved count those of the
+	// others that are set apart and not in quarantine.
+	assigned, conflicted, reserved int
+	usages                         usages
 }
 
 // segment is a range of a pool, sorted by address. space is nil where the
@@ -239,14 +243,14 @@ func (s *space) put(addr netip.Addr) {
 
 // freeSize is how many addresses can be given now.
 func (s *space) freeSize() float64 {
-	return s.size - float64(s.assigned+s.quarantined+s.conflicted+s.reserved)
+	return s.size - float64(s.assigned+len(s.quarantined)+s.conflicted+s.reserved)
 }
 
 // stats returns the counters of the space.
 func (s *space) stats() PoolStats {
 	return PoolStats{
 		Pool: s.name(), Family: s.family, Size: s.size, Free: s.freeSize(),
-		Assigned: float64(s.assigned), Quarantined: float64(s.quarantined),
+		Assigned: float64(s.assigned), Quarantined: float64(len(s.quarantined)),
 		Conflicted: float64(s.conflicted), Reserved: float64(s.reserved),
 	}
 }

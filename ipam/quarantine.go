@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/google/btree"
 )
 
 // Quarantined is an address in quarantine.
@@ -29,9 +31,18 @@ type quarantine struct {
 	at     map[netip.Addr]*quarantined
 	byName map[string][]*quarantined
 	counts map[string]int // by namespace
-	queues map[*space]*queue
-	// next is when the first quarantine ends, or a time before that.
-	next time.Duration
+	// spaces has those with addresses in quarantine. The first is the one of which an address is free next.
+	spaces *btree.BTreeG[*space]
+}
+
+func newQuarantine() quarantine {
+	return quarantine{
+		at: map[netip.Addr]*quarantined{}, byName: map[string][]*quarantined{}, counts: map[string]int{},
+		spaces: btree.NewG(degree, func(s, t *space) bool {
+			r, other := s.quarantined[0], t.quarantined[0]
+			return cmp.Or(cmp.Compare(r.until(), other.until()), r.addr.Compare(other.addr)) < 0
+		}),
+	}
 }
 
 // forever is the length of quarantines before the first setup.
@@ -43,13 +54,13 @@ type quarantined struct {
 	addr  netip.Addr
 	name  string
 	since time.Duration
-	queue *queue
+	space *space
 }
 
 // waitsFor reports whether the address is kept for the party.
 func (r *quarantined) waitsFor(p party) bool { return r.name != "" && r.name == p.owner.Name }
 
-func (r *quarantined) until() time.Duration { return r.since + r.queue.length }
+func (r *quarantined) until() time.Duration { return r.since + r.space.quarantine }
 
 func (r *quarantined) compare(other *quarantined) int {
 	return cmp.Or(cmp.Compare(r.since, other.since), r.addr.Compare(other.addr))
@@ -59,17 +70,7 @@ func (r *quarantined) namespace() string { return namespaceOf(r.name) }
 
 // count changes by how much the namespace that released the address uses its quota.
 func (r *quarantined) count(change int) {
-	r.queue.space.usages.add(r.namespace(), usage{quarantined: change})
-}
-
-// of returns the queue of a space.
-func (q *quarantine) of(s *space) *queue {
-	c := q.queues[s]
-	if c == nil {
-		c = &queue{space: s}
-		q.queues[s] = c
-	}
-	return c
+	r.space.usages.add(r.namespace(), usage{quarantined: change})
 }
 
 // rehome finds the present space of every address whose space is gone, and of
@@ -77,35 +78,31 @@ func (q *quarantine) of(s *space) *queue {
 func (q *quarantine) rehome(ps *pools) {
 	var homeless []*quarantined
 	for _, r := range q.at {
-		if r.queue.space.pool == nil {
+		if r.space.pool == nil {
 			homeless = append(homeless, r)
 		} else {
 			r.count(+1)
 		}
 	}
-	c := q.of(&ps.nowhere)
-	c.all, c.space.quarantined = nil, 0
+	ps.nowhere.quarantined = nil
 	slices.SortFunc(homeless, (*quarantined).compare)
 	for _, r := range homeless {
 		s := ps.spaceOf(r.addr)
 		s.take(r.addr)
-		s.quarantined++
-		r.queue = q.of(s)
+		r.space = s
 		r.count(+1)
-		r.queue.insert(r)
+		s.insertQuarantined(r)
 	}
 }
 
 // setLengths gives every space the length of its quarantine. A leased address goes
 // back to the server, which decides how long nobody gets it.
 func (q *quarantine) setLengths(ps *pools, length time.Duration) {
-	old := q.queues
-	q.queues, q.next = make(map[*space]*queue, len(old)), 0
+	q.spaces.Clear(false)
 	set := func(s *space, length time.Duration) {
-		if c := old[s]; c != nil {
-			q.queues[s] = c
+		if s.quarantine = length; len(s.quarantined) > 0 {
+			q.spaces.ReplaceOrInsert(s)
 		}
-		q.of(s).length = length
 	}
 	set(&ps.nowhere, length)
 	for _, p := range ps.all {
@@ -121,14 +118,12 @@ func (q *quarantine) setLengths(ps *pools, length time.Duration) {
 	}
 }
 
-// begin puts an address that nobody holds into quarantine, in the space of its queue.
+// begin puts an address that nobody holds into quarantine.
 func (q *quarantine) begin(begun quarantined) {
 	r := &begun
 	q.at[r.addr] = r
-	r.queue.space.quarantined++
 	r.count(+1)
-	r.queue.insert(r)
-	q.next = min(q.next, r.until())
+	q.change(r, (*space).insertQuarantined)
 	q.byName[r.name] = append(q.byName[r.name], r)
 	q.counts[r.namespace()]++
 }
@@ -152,9 +147,8 @@ func (q *quarantine) excess(namespace string) (all []*quarantined) {
 
 // end ends a quarantine. The caller decides what becomes of the address.
 func (q *quarantine) end(r *quarantined) {
-	r.queue.space.quarantined--
 	r.count(-1)
-	r.queue.remove(r)
+	q.change(r, (*space).removeQuarantined)
 	left := slices.DeleteFunc(q.byName[r.name], func(other *quarantined) bool { return other == r })
 	if len(left) > 0 {
 		q.byName[r.name] = left
@@ -167,63 +161,48 @@ func (q *quarantine) end(r *quarantined) {
 	}
 }
 
-// over returns the addresses whose quarantine is over.
-func (q *quarantine) over() (all []*quarantined) {
-	for _, c := range q.queues {
-		for _, r := range c.all {
-			if r.until() > q.clock.elapsed {
-				break
-			}
-			all = append(all, r)
-		}
+// change adds an address to those in quarantine of its space, or removes it.
+func (q *quarantine) change(r *quarantined, how func(*space, *quarantined)) {
+	if len(r.space.quarantined) > 0 {
+		q.spaces.Delete(r.space)
 	}
-	return all
+	if how(r.space, r); len(r.space.quarantined) > 0 {
+		q.spaces.ReplaceOrInsert(r.space)
+	}
 }
 
-// first returns when the first quarantine ends.
-func (q *quarantine) first() time.Duration {
-	first := time.Duration(math.MaxInt64)
-	for _, c := range q.queues {
-		if len(c.all) > 0 {
-			first = min(first, c.due())
-		}
+// first returns the address that is free next, nil if there is none.
+func (q *quarantine) first() *quarantined {
+	if s, ok := q.spaces.Min(); ok {
+		return s.quarantined[0]
 	}
-	return first
+	return nil
 }
 
 // list returns all that is in quarantine, in the order of release.
 func (q *quarantine) list() (all []Quarantined) {
 	for _, r := range q.at {
-		all = append(all, Quarantined{r.addr, r.queue.space.name(), r.name, q.clock.at(r.since), q.clock.at(r.until())})
+		all = append(all, Quarantined{r.addr, r.space.name(), r.name, q.clock.at(r.since), q.clock.at(r.until())})
 	}
 	slices.SortFunc(all, func(r, t Quarantined) int { return cmp.Or(r.Since.Compare(t.Since), r.Addr.Compare(t.Addr)) })
 	return all
 }
 
-// queue is the addresses of a space in quarantine, by the time of the release. All
-// stay equally long, so the first is the first to be free.
-type queue struct {
-	space  *space
-	length time.Duration
-	all    []*quarantined
+// insertQuarantined adds an address to those of the space that are in quarantine.
+func (s *space) insertQuarantined(r *quarantined) {
+	i, _ := slices.BinarySearchFunc(s.quarantined, r, (*quarantined).compare)
+	s.quarantined = slices.Insert(s.quarantined, i, r)
 }
 
-// due is when the first address is free.
-func (q *queue) due() time.Duration { return q.all[0].until() }
-
-func (q *queue) insert(r *quarantined) {
-	i, _ := slices.BinarySearchFunc(q.all, r, (*quarantined).compare)
-	q.all = slices.Insert(q.all, i, r)
-}
-
-func (q *queue) remove(r *quarantined) {
-	i, _ := slices.BinarySearchFunc(q.all, r, (*quarantined).compare)
+// removeQuarantined undoes insertQuarantined.
+func (s *space) removeQuarantined(r *quarantined) {
+	i, _ := slices.BinarySearchFunc(s.quarantined, r, (*quarantined).compare)
 	if i > 0 {
-		q.all = slices.Delete(q.all, i, i+1)
+		s.quarantined = slices.Delete(s.quarantined, i, i+1)
 		return
 	}
-	q.all[0] = nil
-	q.all = q.all[1:] // most end at the front, and then nothing is moved
+	s.quarantined[0] = nil
+	s.quarantined = s.quarantined[1:] // most end at the front, and then nothing is moved
 }
 
 // clock counts the time that has passed for the allocator. It never goes back. When the

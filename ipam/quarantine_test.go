@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 func TestPoolsThatKeepAddresses(t *testing.T) {
@@ -86,6 +88,32 @@ func TestQuarantineFromBeforeTheStart(t *testing.T) {
 	require.Len(t, s.InQuarantine(s.now), 2)
 	s.passes(10 * time.Second)
 	require.Len(t, s.InQuarantine(s.now), 1)
+}
+
+// The end of a quarantine costs the same, however many other pools have addresses in quarantine.
+func TestTheEndOfAQuarantineIsFoundAmongManyPools(t *testing.T) {
+	keepers := func(n int) func() {
+		pools := []config.Pool{pool("short", "198.18.0.0/32")}
+		for i := range n {
+			pools = append(pools, keeping(100_000*time.Hour, pool(fmt.Sprint(i), fmt.Sprintf("10.%d.%d.0/24", i/256, i%256))))
+		}
+		s := begin(t, pools...)
+		for i := range n {
+			name := fmt.Sprintf("default/%d", i)
+			s.gets(name, fmt.Sprintf("%d/10.%d.%d.0", i, i/256, i%256), from(fmt.Sprint(i)))
+			s.frees(name)
+		}
+		return func() {
+			for range n {
+				s.gets("default/web", "short/198.18.0.0", from("short"))
+				s.frees("default/web")
+				next, _ := s.NextFree(s.now)
+				require.Equal(t, s.now.Add(30*time.Second), next)
+				s.passes(30 * time.Second)
+			}
+		}
+	}
+	testcost.Grows(t, "quarantines that end", keepers(1000), keepers(testcost.Growth*1000), func(end func()) { end() })
 }
 
 func TestNothingIsFreeBeforeTheFirstSetup(t *testing.T) {

@@ -13,7 +13,7 @@ func (p *plan) rejoined(f Family) (pick, *Refusal) {
 		return pick{holding: g}, r
 	}
 	if r := p.comeback(f); r != nil {
-		return pick{space: r.queue.space, addr: r.addr}, nil
+		return pick{space: r.space, addr: r.addr}, nil
 	}
 	return pick{}, nil
 }
@@ -83,10 +83,10 @@ func (p *plan) comeback(f Family) *quarantined {
 	}
 	for _, r := range p.quarantine.byName[p.service()] {
 		switch {
-		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.queue.space.pool, f) != "" || taken(r.addr):
-		case p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.queue.space, nil, r):
+		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.space.pool, f) != "" || taken(r.addr):
+		case p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.space, nil, r):
 		case best == nil || cmp.Or(
-			cmp.Compare(p.rank(r.queue.space.pool), p.rank(best.queue.space.pool)),
+			cmp.Compare(p.rank(r.space.pool), p.rank(best.space.pool)),
 			cmp.Compare(best.since, r.since),
 			r.addr.Compare(best.addr)) < 0:
 			best = r
