@@ -2,6 +2,7 @@ package dhcp
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -453,6 +454,47 @@ func TestNamespacesTakeTurns(t *testing.T) {
 			require.True(t, asked(n), "round %d", round)
 		}
 	})
+}
+
+// A server decides how often its leases are extended. However often that is, and however many there are, a new
+// client has an address as soon as otherwise.
+func TestExtensionsDelayNoNewLease(t *testing.T) {
+	t.Parallel()
+	for name, terms := range map[string]dhcpv4.Modifier{
+		"leases of a second":      dhcpv4.WithLeaseTime(1),
+		"extended after a second": with(dhcpv4.OptionRenewTimeValue, 0, 0, 0, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			simulate(t, func(w *world) {
+				given := map[string]netip.Addr{}
+				last := addrA
+				w.server(func(m sent) {
+					id := string(m.Options.Get(dhcpv4.OptionClientIdentifier))
+					if !given[id].IsValid() {
+						given[id], last = last, last.Next()
+					}
+					kind := dhcpv4.MessageTypeAck
+					if m.MessageType() == dhcpv4.MessageTypeDiscover {
+						kind = dhcpv4.MessageTypeOffer
+					}
+					w.answer(m, kind, serverA, given[id], terms, dhcpv4.WithNetmask(net.CIDRMask(16, 32)))
+				})
+				all := clients(300)
+				w.Set(all)
+				w.pass(20 * time.Second)
+				require.Greater(t, leased(w.Current()), 50)
+				n := len(w.sent())
+				w.pass(time.Second)
+				require.Greater(t, len(w.since(n)), 100, "of the 200 that may be sent")
+
+				ours := Client{ID: "lab/shop/web", Namespace: "shop"}
+				w.Set(append(all, ours))
+				w.pass(time.Second / 10)
+				require.NotNil(t, w.Current()[ours.ID].Lease)
+			})
+		})
+	}
 }
 
 // Servers choose the address by hardware address and offer it until it is

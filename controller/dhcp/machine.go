@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -95,7 +96,8 @@ type client struct {
 // DISCOVERs take turns. Servers do not set an address aside when they offer it, and some
 // (dnsmasq) choose it by the hardware address, which is the same for all clients here: clients
 // that asked together would be offered the same address, and all but one would then be refused
-// it. Namespaces take turns, too, as each DISCOVER may take seconds.
+// it. Namespaces take turns, too, as each DISCOVER may take seconds. So do clients that have an address
+// and those that have none: a server decides how often leases are extended.
 type machine struct {
 	name string // of the interface
 	log  *slog.Logger
@@ -110,6 +112,8 @@ type machine struct {
 	turnEnds time.Time
 	// turns are when the namespaces DISCOVERed last, also those without clients: these may come anew.
 	turns map[string]time.Time
+	// kept is set if the last message was about an address that a client has or had: the next may be about a new one.
+	kept bool
 	// unanswered counts the DISCOVERs of all clients since the last OFFER.
 	unanswered int
 	// heard is when a server last granted something.
@@ -258,17 +262,18 @@ func (t *machine) next(now time.Time) (first *client, due time.Time) {
 }
 
 // before orders two clients that are both due. A client that was offered an address comes
-// first, so that it takes the address before another is offered it. Of a namespace, the client that
+// first, so that it takes the address before another is offered it. Then those that have an address and
+// those that ask for any take turns. Of a namespace, the client that
 // has asked in vain most often comes last, so that an exhausted range does not keep others waiting.
 func (t *machine) before(a, b *client) bool {
 	rank := func(s *client) int {
-		switch s.phase {
-		case requesting:
+		switch {
+		case s.phase == requesting:
 			return 0
-		case selecting:
-			return 2
+		case (s.phase == selecting) == t.kept:
+			return 1
 		}
-		return 1
+		return 2
 	}
 	turns := 0
 	if a.phase == selecting {
@@ -283,7 +288,11 @@ func (t *machine) advance(s *client, now time.Time) bool {
 	l := s.lease
 	switch {
 	case l != nil && !now.Before(l.Expires):
-		t.lose(s, now, fmt.Errorf("the lease of %v ended at %s: no server extended it since %s", l.Addr, clock(l.Expires), clock(s.began)))
+		why := fmt.Errorf("no server extended it since %s", clock(s.began))
+		if s.phase == bound {
+			why = errors.New("it was over before a server could be asked to extend it, so let the server give longer leases")
+		}
+		t.lose(s, now, fmt.Errorf("the lease of %v ended at %s: %w", l.Addr, clock(l.Expires), why))
 	case l != nil && !now.Before(l.Rebind) && s.phase != rebinding:
 		began, tries := s.began, s.tries
 		if s.phase == bound {
@@ -326,7 +335,7 @@ func (t *machine) lapse(now time.Time) (again time.Time) {
 
 // ask returns the message that the phase asks for.
 func (t *machine) ask(s *client, now time.Time) *message {
-	s.complained = false
+	s.complained, t.kept = false, s.phase != selecting && s.phase != requesting
 	if s.tries == 1 {
 		t.changed = true // from now on it is an error
 		t.log.Debug("no answer from a DHCP server", "client", s.ID, "phase", string(s.phase))
