@@ -506,9 +506,10 @@ func (c *Config) PoolOf(a netip.Addr) (*Pool, bool) {
 
 // PoolOn returns the pool that leases its addresses on the interface.
 func (c *Config) PoolOn(name string) (*Pool, bool) {
-	i := slices.IndexFunc(c.Pools, func(p Pool) bool { return p.DHCP != nil && p.DHCP.Interface == name })
-	if i < 0 {
-		return nil, false
+	for i := range c.Pools {
+		if p := &c.Pools[i]; p.DHCP != nil && p.DHCP.Interface == name {
+			return p, true
+		}
 	}
-	return &c.Pools[i], true
+	return nil, false
 }

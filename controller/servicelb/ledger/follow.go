@@ -42,7 +42,9 @@ func (l *Ledger) Follow(s Situation, now time.Time) {
 		l.dialects = d
 		l.edition++
 	}
-	l.Situation, l.leasing.config = s, s.Config
+	l.Situation = s
+	l.selective = slices.ContainsFunc(s.Config.Pools, func(p config.Pool) bool { return p.ServiceSelector != nil })
+	l.leasing.configure(s.Config)
 	l.conflicts.follow(s.Facts)
 	l.reconfigure(now)
 	l.held.quarantineRecorded(now)

@@ -63,6 +63,8 @@ type lessee struct {
 	waitsOn []string
 	// answers are how its leases stood last, by interface.
 	answers map[string]LeaseState
+	// shown are addresses whose leases are over, and which its object may still show. Nobody else gets them.
+	shown []netip.Addr
 }
 
 // on returns the interfaces on which there has to be a client.
@@ -77,14 +79,26 @@ func (s *lessee) on() []string {
 type leasing struct {
 	held   *holdings
 	config *config.Config // nil until there is one
+	// pools has the pools of the configuration by name, and leased those with DHCP in their order.
+	pools  map[string]*config.Pool
+	leased []*config.Pool
 	of     map[*account]*lessee
-	// shown are addresses whose lease is over, by the Service whose object may still show them. Nobody else gets them.
-	shown map[netip.Addr]*account
 	// losses wait to be reported. freed is set when others may have a leased address that they could not have before.
 	losses []Loss
 	freed  bool
 	// work is set when clients or leases have to be followed.
 	work bool
+}
+
+// configure takes over the configuration.
+func (l *leasing) configure(cfg *config.Config) {
+	l.config, l.pools, l.leased = cfg, map[string]*config.Pool{}, nil
+	for i := range cfg.Pools {
+		p := &cfg.Pools[i]
+		if l.pools[p.Name] = p; p.DHCP != nil {
+			l.leased = append(l.leased, p)
+		}
+	}
 }
 
 // open returns the Service as a lessee, which it becomes if it is none.
@@ -106,11 +120,14 @@ func (l *leasing) close(a *account) {
 
 // settle notes that the Service's object shows these addresses now.
 func (l *leasing) settle(a *account, shows []ipam.Held) {
-	for addr, by := range l.shown {
-		if by == a && !holds(shows, addr) {
-			delete(l.shown, addr)
-			l.freed, l.work = true, true
-		}
+	s := l.of[a]
+	if s == nil {
+		return
+	}
+	before := len(s.shown)
+	s.shown = slices.DeleteFunc(s.shown, func(addr netip.Addr) bool { return !holds(shows, addr) })
+	if len(s.shown) < before {
+		l.freed, l.work = true, true
 	}
 }
 
@@ -123,7 +140,7 @@ func (l *leasing) restore(a *account, on string, addr netip.Addr) {
 
 // lessees returns the lessees, oldest first, and forgets Services that are lessees no longer.
 func (l *leasing) lessees() []*lessee {
-	maps.DeleteFunc(l.of, func(_ *account, s *lessee) bool { return len(s.on()) == 0 })
+	maps.DeleteFunc(l.of, func(_ *account, s *lessee) bool { return len(s.on())+len(s.shown) == 0 })
 	return slices.SortedFunc(maps.Values(l.of), func(s, t *lessee) int { return s.compare(t.account) })
 }
 
@@ -131,10 +148,8 @@ func (l *leasing) lessees() []*lessee {
 // its addresses.
 func (l *leasing) clients() map[string][]LeaseClient {
 	want := map[string][]LeaseClient{}
-	for _, p := range l.config.Pools {
-		if p.DHCP != nil {
-			want[p.DHCP.Interface] = nil
-		}
+	for _, p := range l.leased {
+		want[p.DHCP.Interface] = nil
 	}
 	for _, s := range l.lessees() {
 		namespace, hostname, _ := strings.Cut(s.owner.Name, "/")
@@ -254,7 +269,9 @@ func (l *leasing) end(s *lessee, on, why string, now time.Time) bool {
 			}
 		}
 		l.held.Revoke(addr, now)
-		l.shown[addr] = s.account
+		if !slices.Contains(s.shown, addr) {
+			s.shown = append(s.shown, addr)
+		}
 		l.losses, l.work = append(l.losses, loss), true
 	}
 	return leased
@@ -279,6 +296,12 @@ func (l *leasing) addTo(setup *ipam.Setup) {
 	if len(lessees) == 0 {
 		return
 	}
+	shown := map[netip.Addr]*lessee{}
+	for _, s := range lessees {
+		for _, addr := range s.shown {
+			shown[addr] = s
+		}
+	}
 	setup.Pools, setup.Reservations = slices.Clone(setup.Pools), slices.Clone(setup.Reservations)
 	for i := range setup.Pools {
 		p := &setup.Pools[i]
@@ -288,7 +311,7 @@ func (l *leasing) addTo(setup *ipam.Setup) {
 		var free netipx.IPSetBuilder
 		for _, s := range lessees {
 			addr, leased := s.leased[p.DHCP.Interface]
-			if _, listed := l.config.PoolOf(addr); !leased || listed || taken[addr] || l.shown[addr] != nil && l.shown[addr] != s.account {
+			if _, listed := l.config.PoolOf(addr); !leased || listed || taken[addr] || shown[addr] != nil && shown[addr] != s {
 				continue
 			}
 			taken[addr] = true
@@ -321,8 +344,7 @@ func candidate(p *config.Pool, req ipam.Request) bool {
 
 // mayDraw reports whether the request may draw from a pool with DHCP. A server leases one address to a Service.
 func (l *leasing) mayDraw(req ipam.Request) bool {
-	return l.config != nil && req.Count <= 1 &&
-		slices.ContainsFunc(l.config.Pools, func(p config.Pool) bool { return p.DHCP != nil && candidate(&p, req) })
+	return req.Count <= 1 && slices.ContainsFunc(l.leased, func(p *config.Pool) bool { return candidate(p, req) })
 }
 
 // seek decides on which interfaces the Service waits for a lease, and adds that to the
@@ -366,8 +388,7 @@ func (l *leasing) toAsk(a *account, req ipam.Request, held []ipam.Held, now time
 		s = *known
 	}
 	for _, c := range l.held.Consider(req, now) {
-		i := slices.IndexFunc(l.config.Pools, func(p config.Pool) bool { return p.Name == c.Pool })
-		p := &l.config.Pools[i]
+		p := l.pools[c.Pool]
 		if c.Family != ipam.IPv4 || !candidate(p, req) {
 			continue
 		}
@@ -431,14 +452,9 @@ func (s *lessee) state(on string) string {
 // count counts the leases of each pool that leases its addresses, by state.
 func (l *leasing) count() map[string]map[string]float64 {
 	count := map[string]map[string]float64{}
-	if l.config == nil {
-		return count
-	}
 	pools := map[string]string{} // by interface
-	for _, p := range l.config.Pools {
-		if p.DHCP != nil {
-			pools[p.DHCP.Interface], count[p.Name] = p.Name, map[string]float64{}
-		}
+	for _, p := range l.leased {
+		pools[p.DHCP.Interface], count[p.Name] = p.Name, map[string]float64{}
 	}
 	for _, s := range l.lessees() {
 		for _, on := range s.on() {

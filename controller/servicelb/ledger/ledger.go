@@ -54,6 +54,8 @@ type Ledger struct {
 	Situation
 	// dialects are those of the configuration.
 	dialects compat.Dialects
+	// selective is set if a pool of the configuration looks at the labels of Services.
+	selective bool
 	// edition counts how often the meaning of annotations changed, from 1.
 	edition  int
 	accounts accounts
@@ -98,7 +100,7 @@ func New(scope kube.Scope) *Ledger {
 	return &Ledger{
 		scope: scope, dialects: compat.For(nil), edition: 1, accounts: accounts{}, held: held,
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
-		leasing:   leasing{held: held, of: map[*account]*lessee{}, shown: map[netip.Addr]*account{}},
+		leasing:   leasing{held: held, of: map[*account]*lessee{}},
 		conflicts: conflicts{held: held, withheld: newWithheld(held)},
 		foreign:   foreigners{shown: map[string][]netip.Addr{}},
 	}

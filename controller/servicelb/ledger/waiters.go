@@ -11,7 +11,6 @@ import (
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
-	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // waiters are the Services that may get a better answer.
@@ -137,7 +136,7 @@ func (l *Ledger) classOf(a *account) class {
 	for _, f := range req.Families {
 		c.families += string(f)
 	}
-	if l.Config != nil && slices.ContainsFunc(l.Config.Pools, func(p config.Pool) bool { return p.ServiceSelector != nil }) {
+	if l.selective {
 		c.labels = labels.FormatLabels(req.Subject.Labels)
 	}
 	return c
