@@ -117,7 +117,7 @@ type Controller struct {
 	queue   workqueue.TypedRateLimitingInterface[string]
 	order   *order // of the queue
 	handler cache.ResourceEventHandlerRegistration
-	ledger  *sharedLedger
+	ledger  *lockedLedger
 	// primed is closed once decisions can be made.
 	primed  chan struct{}
 	repairs repairs
@@ -151,7 +151,7 @@ func newController(opts Options) *Controller {
 	m, o := newMetrics(), &order{aged: map[string]bool{}}
 	return &Controller{
 		Options: opts, order: o,
-		ledger: newSharedLedger(opts.Scope, opts.Config, opts.Facts),
+		ledger: newLockedLedger(opts.Scope, opts.Config, opts.Facts),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry),
 			workqueue.TypedRateLimitingQueueConfig[string]{

@@ -76,11 +76,11 @@ func (m metrics) counted() []prometheus.Collector {
 	return []prometheus.Collector{m.refusals, m.latency, m.warnings, m.lost, m.conflicts}
 }
 
-func (m metrics) collect(shared *sharedLedger, ready bool, ch chan<- prometheus.Metric) {
+func (m metrics) collect(l *lockedLedger, ready bool, ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	s := shared.stats()
+	s := l.stats()
 	for _, p := range s.Pools {
 		family := string(p.Family)
 		gauge(poolSize, p.Size, p.Pool, family)

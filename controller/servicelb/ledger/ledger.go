@@ -7,22 +7,22 @@
 //
 // The way of a Service, file by file:
 //
-//	ledger.go      Ensure: the Service is given what it asks for, as far as possible
+//	ledger.go       Ensure: the Service is given what it asks for, as far as possible
 //	request.go      what it asks for, by its annotations
-//	takeover.go    what it had before and is given again, also at the start
-//	holdings.go    what is allocated, by ipam, and what is being given back
-//	verdict.go     the answer
-//	reasons.go     the reasons in it, with cause and cure
+//	takeover.go     what it had before and is given again, also at the start
+//	holdings.go     what is allocated, by ipam, and what is being given back
+//	verdict.go      the answer
+//	reasons.go      the reasons in it, with cause and cure
 //
 // What else happens:
 //
-//	follow.go      the configuration and the facts of the cluster change
-//	waiters.go     something became free: who waits for it
-//	leasing.go     DHCP servers lease addresses, or end leases
-//	conflicts.go   another host has an address
-//	withheld.go    which addresses nobody draws for that reason
-//	scope.go       another load balancer serves a Service
-//	stats.go       somebody counts
+//	reconfigure.go  the configuration and the facts of the cluster change
+//	waiters.go      something became free: who waits for it
+//	dhcp.go         DHCP servers lease addresses, or end leases
+//	conflicts.go    another host has an address
+//	withheld.go     which addresses nobody draws for that reason
+//	scope.go        another load balancer serves a Service
+//	stats.go        somebody counts
 //
 // The Ledger lives in memory. Prime rebuilds it at the start from the objects of the Services.
 package ledger

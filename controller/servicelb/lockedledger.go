@@ -13,9 +13,9 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
-// sharedLedger shares the ledger between goroutines. It has the lock and the clock, and hands
+// lockedLedger shares the ledger between goroutines. It has the lock and the clock, and hands
 // the ledger the configuration and the facts in force.
-type sharedLedger struct {
+type lockedLedger struct {
 	mu     sync.Mutex
 	ledger *ledger.Ledger
 	config Config
@@ -26,15 +26,15 @@ type sharedLedger struct {
 	retry, leases chan struct{}
 }
 
-func newSharedLedger(scope kube.Scope, config Config, facts Facts) *sharedLedger {
-	return &sharedLedger{
+func newLockedLedger(scope kube.Scope, config Config, facts Facts) *lockedLedger {
+	return &lockedLedger{
 		ledger: ledger.New(scope), config: config, facts: facts, now: time.Now,
 		retry: make(chan struct{}, 1), leases: make(chan struct{}, 1),
 	}
 }
 
 // open returns the ledger with what is in force now. It is the caller's until close.
-func (s *sharedLedger) open() (*ledger.Ledger, time.Time) {
+func (s *lockedLedger) open() (*ledger.Ledger, time.Time) {
 	s.mu.Lock()
 	now := s.now()
 	s.ledger.Follow(s.situation(), now)
@@ -42,7 +42,7 @@ func (s *sharedLedger) open() (*ledger.Ledger, time.Time) {
 }
 
 // close gives the ledger back and wakes the goroutines that have work now.
-func (s *sharedLedger) close() {
+func (s *lockedLedger) close() {
 	effects := s.ledger.Effects()
 	s.mu.Unlock()
 	if effects.Retry {
@@ -54,14 +54,14 @@ func (s *sharedLedger) close() {
 }
 
 // departing returns the addresses that go into quarantine once the Service has given them back.
-func (s *sharedLedger) departing(name, uid string) []quarantinestore.Record {
+func (s *lockedLedger) departing(name, uid string) []quarantinestore.Record {
 	l, now := s.open()
 	defer s.close()
 	return l.Departing(name, uid, now)
 }
 
 // foreign returns the addresses in the Service's status that another load balancer gave.
-func (s *sharedLedger) foreign(svc *corev1.Service) []netip.Addr {
+func (s *lockedLedger) foreign(svc *corev1.Service) []netip.Addr {
 	l, _ := s.open()
 	defer s.close()
 	return l.Foreign(svc)
@@ -69,7 +69,7 @@ func (s *sharedLedger) foreign(svc *corev1.Service) []netip.Addr {
 
 // inQuarantine returns the addresses in quarantine, with the ends that follow from the
 // configuration in force.
-func (s *sharedLedger) inQuarantine() (records []quarantinestore.Record) {
+func (s *lockedLedger) inQuarantine() (records []quarantinestore.Record) {
 	l, now := s.open()
 	defer s.close()
 	for _, q := range l.InQuarantine(now) {
@@ -78,13 +78,13 @@ func (s *sharedLedger) inQuarantine() (records []quarantinestore.Record) {
 	return records
 }
 
-func (s *sharedLedger) stats() ledger.Stats {
+func (s *lockedLedger) stats() ledger.Stats {
 	l, now := s.open()
 	defer s.close()
 	return l.Stats(now)
 }
 
-func (s *sharedLedger) situation() ledger.Situation {
+func (s *lockedLedger) situation() ledger.Situation {
 	cfg, state := s.config.Current()
 	facts, _ := s.facts.Current()
 	return ledger.Situation{Config: cfg, Err: state.Err, Facts: facts}
