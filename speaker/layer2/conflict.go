@@ -24,7 +24,7 @@ type Conflict struct {
 	Silent bool
 	// Announced is set if this node announced the VIP before the conflict. Then it continues to.
 	Announced bool
-	// Seen is when the last claim was heard.
+	// Seen is when the hardware address claimed the VIP last.
 	Seen time.Time
 }
 
@@ -36,7 +36,7 @@ const (
 	maxConflicts = 64
 )
 
-// conflicts has the last conflict of each VIP, and the VIPs for which it is unknown whether another
+// conflicts has the conflict of each VIP, and the VIPs for which it is unknown whether another
 // machine has them.
 type conflicts struct {
 	mu sync.Mutex
@@ -65,21 +65,31 @@ func (c *conflicts) toProbe(vip netip.Addr) bool {
 	return c.unprobed[vip]
 }
 
-// note records a conflict, and reports whether there is room for it.
+// note records a conflict, and reports whether there is room for it. A VIP has one conflict at a time, because a host may claim it
+// from any number of hardware addresses by turns, and each change is written to the Lease. The first claim is reported until its
+// hardware address is silent for conflictMemory, or the conflict is another one.
 func (c *conflicts) note(now Conflict) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before, known := c.of[now.VIP]
-	if !known && len(c.of) >= maxConflicts {
+	now.Seen = time.Now()
+	known, ok := c.of[now.VIP]
+	switch {
+	case !ok && len(c.of) >= maxConflicts:
 		return false
-	}
-	before.Seen, now.Seen = time.Time{}, time.Now()
-	c.of[now.VIP] = now
-	now.Seen = time.Time{}
-	if before != now {
+	case !ok || now.supersedes(known):
+		c.of[now.VIP] = now
 		c.changed.Notify()
+	case now.HardwareAddr == known.HardwareAddr:
+		known.Seen = now.Seen
+		c.of[now.VIP] = known
 	}
 	return true
+}
+
+// supersedes reports whether the conflict is another one than that which is known of the VIP: the VIP is announced now and was not
+// before, or the other way round. If it is announced on one interface and not on another one, that it is not counts.
+func (c Conflict) supersedes(known Conflict) bool {
+	return c.Announced != known.Announced && (known.Announced || c.Interface == known.Interface)
 }
 
 // clear forgets the conflict, because the address is free, or is no VIP any more.
@@ -133,7 +143,7 @@ func (c *conflicts) expire() <-chan time.Time {
 	return time.After(next)
 }
 
-// Conflicts returns the conflicts of the last ten minutes, the last one of each VIP, ordered by VIP.
+// Conflicts returns the conflicts of the last ten minutes, one of each VIP, ordered by VIP.
 func (a *Announcer) Conflicts() []Conflict {
 	a.conflicts.mu.Lock()
 	defer a.conflicts.mu.Unlock()

@@ -718,6 +718,67 @@ func TestQuestionsAreBounded(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
+// A host that claims a VIP from several hardware addresses by turns, as itself and as a speaker of another cluster, is one
+// conflict: each change of it would be a write of the Lease, and of Services. What is silent for long makes room for the others.
+func TestManyHardwareAddressesAreOneConflict(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(everywhere(vipA))
+		w.after(time.Minute)
+		hosts := []mac{clientMAC, {2, 0, 0, 0, 0, 0xd}, {2, 0, 0, 0, 0, 0xe}}
+		reports, changed := 0, w.ConflictsChanged()
+		claim := func(times int, from ...mac) {
+			for n := range times {
+				s := statement{Self: from[n%len(from)], VIP: vipA}
+				if n%2 == 0 {
+					s.Seal = seal.Key("another").Seal(vipA, s.Self, true)
+				}
+				w.receive([]string{"eth0", "eth1"}[n/2%2], wire.ARP{}.Announce(s, true)[0])
+				w.after(time.Second)
+				select {
+				case <-changed:
+					reports, changed = reports+1, w.ConflictsChanged()
+				default:
+				}
+			}
+		}
+		claim(300, hosts...)
+		assert.Equal(t, 1, reports)
+		require.Len(t, w.Conflicts(), 1)
+		assert.Equal(t, clientMAC.String(), w.Conflicts()[0].HardwareAddr)
+		claim(int(conflictMemory/time.Second)+10, hosts[1:]...)
+		assert.Equal(t, 3, reports, "it was forgotten, and another one found")
+		require.Len(t, w.Conflicts(), 1)
+		assert.Contains(t, []string{hosts[1].String(), hosts[2].String()}, w.Conflicts()[0].HardwareAddr)
+	}, eth(1, "eth0"), eth(2, "eth1"))
+}
+
+// A VIP that a machine has on one interface, and that is announced on another one, is reported as one that is not announced,
+// whoever claims it on the other one.
+func TestConflictsOnTwoInterfaces(t *testing.T) {
+	t.Parallel()
+	c := &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}}
+	report := func(on string, announced bool) (changed bool) {
+		next := c.changed.Next()
+		c.note(Conflict{VIP: vipA, Interface: on, HardwareAddr: clientMAC.String(), Announced: announced})
+		select {
+		case <-next:
+			return true
+		default:
+			return false
+		}
+	}
+	assert.True(t, report("eth0", true))
+	assert.True(t, report("eth1", false))
+	for range 10 {
+		assert.False(t, report("eth0", true))
+		assert.False(t, report("eth1", false))
+	}
+	assert.False(t, c.of[vipA].Announced)
+	assert.True(t, report("eth1", true), "announced there, too")
+	assert.True(t, report("eth1", false), "and not any more")
+}
+
 // A host that answers for every address fills no memory.
 func TestConflictsAreBounded(t *testing.T) {
 	t.Parallel()
