@@ -57,7 +57,6 @@ const (
 	maxMissed      = 2
 	correction     = 400 * time.Millisecond
 	lag            = 5 * time.Second
-	crossing       = 20 * time.Millisecond
 	deafAfter      = time.Second
 	probes         = 3
 	recheck        = 10 * time.Second

@@ -37,7 +37,6 @@ func (m *Machine) announce(p pending) [][]byte {
 	}
 	frames := m.Protocol.Announce(m.statement(v), p.step == 0)
 	m.out.Announcements += len(frames)
-	v.claimed, v.announced = time.Time{}, m.now // this announcement overrides earlier claims
 	m.queue.again(p, m.now)
 	return frames
 }

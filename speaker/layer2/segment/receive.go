@@ -11,9 +11,6 @@ import (
 // (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DefendInterval = 10 * time.Second
 
-// crossing is the time within which two frames may have crossed on the wire.
-const crossing = 20 * time.Millisecond
-
 // receive handles a received frame.
 func (m *Machine) receive(frame []byte) {
 	msg, ok := m.Protocol.Parse(frame)
@@ -34,15 +31,17 @@ func (m *Machine) receive(frame []byte) {
 
 // claim handles another machine's claim of a VIP. If the machine is a speaker of this cluster, the better
 // claim counts, on both sides, once the speaker has answered a question.
+//
+// Nor does a claim of a VIP that leaves count before that: it may be a recorded one of the next owner, or that one has yielded to an
+// announcement of this node that crossed its claim. Then nobody would answer clients.
 func (m *Machine) claim(v *vip, msg wire.Message) {
-	// A claim that may have crossed our announcement does not count: the other speaker will yield, or
-	// repeat it.
 	known := m.knows(msg, v)
-	if known && m.now.Sub(v.announced) > crossing {
-		v.claimed = m.now
-	}
 	switch {
-	case v.Leaving: // the claim of the next owner
+	case v.Leaving && (!known || v.taken):
+	case v.Leaving && msg.Seal.Nonce() == (seal.Nonce{}):
+		m.out.send(m.question(v, msg.From))
+	case v.Leaving:
+		v.taken = m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now)
 	case msg.Answers && msg.Seal == (seal.Seal{}): // perhaps a speaker that answers our kernel, like any client
 	case !known:
 		m.reportConflict(v, msg, v.reason == "")
@@ -66,8 +65,8 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	switch {
 	case v.Leaving && !v.answersAtLast():
 		return
-	case v.Leaving && known: // the next owner, which has yielded to this node
-		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) {
+	case v.Leaving && known: // the next owner, which has yielded to this node; or one that the VIP leaves, too, returns our question
+		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) && !m.nonces.fits(n, v.addr, m.now) {
 			m.out.send(m.Protocol.Probe(m.numbered(v, n), msg.From))
 		}
 		return
@@ -79,13 +78,12 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	s := wire.Statement{Self: m.Self, VIP: v.addr}
 	if msg.Probes() && msg.Seal != (seal.Seal{}) { // from a speaker
 		s = m.statement(v)
-		if known { // the sender yields to the answer, or gives the VIP up because of it: its claim is over
-			v.claimed = time.Time{}
-			if n := msg.Seal.Nonce(); n != (seal.Nonce{}) {
-				s = m.numbered(v, n)
-			} else { // clients may look for the VIP there
-				m.defend(v, m.now.Add(correction))
-			}
+		switch n := msg.Seal.Nonce(); {
+		case !known:
+		case n == (seal.Nonce{}): // perhaps the VIP leaves it, and clients look for the VIP there
+			m.defend(v, m.now.Add(correction))
+		default:
+			s = m.numbered(v, n)
 		}
 	}
 	m.out.send(m.Protocol.Answer(s, msg))

@@ -198,11 +198,10 @@ type vip struct {
 	// ones without an answer.
 	polls, missed int
 
-	// claimed is when another speaker claimed the VIP last, if it was not announced after that. announced
-	// is when it was announced last. See left.
-	claimed, announced time.Time
-	warned             time.Time // when a conflict was reported last
-	defended           time.Time // when it was last announced again because of a conflict, or is to be
+	// taken is set when the next owner of a leaving VIP has it.
+	taken    bool
+	warned   time.Time // when a conflict was reported last
+	defended time.Time // when it was last announced again because of a conflict, or is to be
 	// Another speaker has just claimed the VIP, and its claim is corrected soon (correcting), or it may be
 	// the next owner (lagging), or it is asked a question (challenged; true: it has answered one).
 	correcting, lagging bool
@@ -259,9 +258,6 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		case v.Refresh != w.Refresh && !w.Leaving && v.reason == "": // announced now, and from now on each interval
 			fresh = append(fresh, v)
 		case w.Leaving && !v.Leaving:
-			if m.now.Sub(v.claimed) > defence {
-				v.claimed = time.Time{} // an old claim was corrected, and is not the next owner's
-			}
 			if v.reason == "" {
 				fresh = append(fresh, v)
 			}
@@ -295,14 +291,10 @@ func renew(before *vip, addr netip.Addr, w VIP) *vip {
 	return v
 }
 
-// left reports whether a leaving VIP has reached its next owner. This node answers for the VIP until
-// another speaker claims it: so one of the two nodes answers at every moment, and both do for no longer
-// than a frame takes. The claim may come before this node hears that the VIP leaves, so claims are always
-// recorded.
-func (v *vip) left() bool { return v.Leaving && !v.claimed.IsZero() }
-
-// answersAtLast reports whether this node still answers for a VIP that leaves. v may be nil.
-func (v *vip) answersAtLast() bool { return v != nil && v.Leaving && !v.left() && v.reason == "" }
+// answersAtLast reports whether this node still answers for a VIP that leaves. It does until another speaker claims the VIP and
+// answers the question whether it has it: so one of the two nodes answers at every moment, and both do for no longer than a few frames
+// take. If the claim came before this node heard that the VIP leaves, the probe of this node brings another one. v may be nil.
+func (v *vip) answersAtLast() bool { return v != nil && v.Leaving && !v.taken && v.reason == "" }
 
 // lookAround takes over the surroundings. When speakers are lost, beacons begin, and a speaker that seemed
 // to be the next owner of a VIP is a rival.

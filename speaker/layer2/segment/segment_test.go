@@ -3,9 +3,11 @@ package segment
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,9 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
+
+// crossing is longer than frames take that cross on the wire.
+const crossing = 20 * time.Millisecond
 
 var (
 	vipA   = netip.MustParseAddr("198.18.0.100")
@@ -239,14 +244,14 @@ func TestWhoHasAnsweredMakesNoConflict(t *testing.T) {
 }
 
 // When a VIP moves by plan, a node answers for it at every moment, and both do for no longer
-// than a frame takes, whichever hears of the move first.
+// than a few frames take, whichever hears of the move first.
 func TestMoveByPlan(t *testing.T) {
 	t.Parallel()
 	for _, oldFirst := range []bool{true, false} {
 		l := newLAN(2, wire.ARP{})
 		l.assign(0, map[netip.Addr]VIP{vipA: {}})
 		l.pass(time.Minute)
-		leave := func() { l.assign(0, map[netip.Addr]VIP{vipA: {Leaving: true}}) }
+		leave := func() { l.assign(0, map[netip.Addr]VIP{vipA: {Leaving: true}}); l.pass(0) }
 		take := func() { l.assign(1, map[netip.Addr]VIP{vipA: {}}); l.pass(0) }
 		if oldFirst {
 			leave()
@@ -266,7 +271,7 @@ func TestMoveByPlan(t *testing.T) {
 
 // answerers returns the nodes that answer a client that asks for the VIP.
 func (l *lan) answerers(vip netip.Addr) (nodes []int) {
-	question := wire.ARP{}.Probe(wire.Statement{Self: client, VIP: vip}, wire.MAC{})
+	question := wire.Of(vip).Probe(wire.Statement{Self: client, VIP: vip}, wire.MAC{})
 	for i, m := range l.nodes {
 		if effects := m.Step(Received{question}, l.now); effects.Replies > 0 {
 			nodes = append(nodes, i)
@@ -346,13 +351,6 @@ func TestProbesOfAVIPThatLeavesGoOn(t *testing.T) {
 	}
 }
 
-// sealed returns a claim of the VIP by another speaker of the cluster.
-func sealed(vip netip.Addr, home bool) Received {
-	from := wire.MAC{2, 0, 0, 0, 0, 0xb}
-	claim := wire.Statement{Self: from, VIP: vip, Seal: seal.Key("the cluster's").Seal(vip, from, home)}
-	return Received{wire.Of(vip).Announce(claim, true)[0]}
-}
-
 // An arriving VIP stays where it is while its old owner answers, whether that node knows that the VIP leaves or not. It is
 // claimed if nobody answers.
 func TestWhatArrivesIsLeftToWhoAnswers(t *testing.T) {
@@ -404,7 +402,7 @@ func TestWhatArrivesFromASpeakerOfV010(t *testing.T) {
 	l.pass(1400 * time.Millisecond)
 	require.Equal(t, []int{0}, l.answerers(vipA), "kube-proxy has some time")
 	l.pass(400 * time.Millisecond)
-	require.Equal(t, []int{1}, l.answerers(vipA))
+	require.Contains(t, l.answerers(vipA), 1)
 }
 
 // A speaker with many VIPs died while it handed some of them over. The next owner asks about each, and claims all for which
@@ -492,9 +490,9 @@ func TestNextOwnerOutOfAPartition(t *testing.T) {
 		l.assign(0, map[netip.Addr]VIP{vipA: {Leaving: true}})
 		l.pass(0)
 		require.Equal(t, []int{1}, l.answerers(vipA))
-		before := l.nodes[1].vips[vipA].announced
+		l.story.Reset()
 		l.pass(correction)
-		require.NotEqual(t, before, l.nodes[1].vips[vipA].announced, "whole: %t", whole)
+		require.Contains(t, l.story.String(), "node 1: ffffffffffff", "whole: %t", whole)
 	}
 }
 
@@ -525,8 +523,75 @@ func TestOnlyASpeakerIsTheNextOwner(t *testing.T) {
 		l.step(0, Received{frame})
 	}
 	require.Equal(t, []int{0}, l.answerers(vipA))
-	l.step(0, sealed(vipA, false))
-	require.Empty(t, l.answerers(vipA))
+}
+
+// own returns the frames that the node has sent.
+func (l *lan) own(node int) (frames [][]byte) {
+	for line := range strings.Lines(l.story.String()) {
+		if _, frame, ok := strings.Cut(line, fmt.Sprintf(" node %d: ", node)); ok {
+			b, _ := hex.DecodeString(strings.TrimSpace(frame))
+			frames = append(frames, b)
+		}
+	}
+	return frames
+}
+
+// A VIP leaves for a node that has had it before, and is not there yet. Somebody repeats all that this node has sent, which ends no
+// hand-over: this node answers until the other one has the VIP.
+func TestRecordedClaimEndsNoHandOver(t *testing.T) {
+	t.Parallel()
+	for _, vip := range []netip.Addr{vipA, vip6} {
+		l := newLAN(2, wire.Of(vip))
+		l.assign(0, map[netip.Addr]VIP{vip: {}})
+		l.pass(time.Minute)
+		l.assign(0, map[netip.Addr]VIP{vip: {Leaving: true}})
+		l.assign(1, map[netip.Addr]VIP{vip: {}}) // asks, is asked, and answers
+		l.pass(time.Minute)
+		require.Equal(t, []int{1}, l.answerers(vip))
+		recorded := l.own(1)
+		require.Greater(t, len(recorded), 5)
+		l.assign(0, map[netip.Addr]VIP{vip: {}})
+		l.assign(1, nil)
+		l.pass(time.Minute)
+		l.assign(1, map[netip.Addr]VIP{vip: {Arriving: true}})
+		repeat := func() {
+			for _, frame := range recorded {
+				l.step(0, Received{frame})
+			}
+			require.Equal(t, []int{0}, l.answerers(vip))
+		}
+		repeat()
+		l.assign(0, map[netip.Addr]VIP{vip: {Leaving: true}})
+		for range 50 {
+			repeat()
+			l.pass(100 * time.Millisecond)
+		}
+		l.assign(1, map[netip.Addr]VIP{vip: {}})
+		l.pass(0)
+		require.Equal(t, []int{1}, l.answerers(vip))
+	}
+}
+
+// A VIP leaves two nodes. One that is asked by the other one, because of a recorded claim, returns the question, which is not
+// returned again.
+func TestNoQuestionGoesBackAndForth(t *testing.T) {
+	t.Parallel()
+	l := newLAN(2, wire.ARP{})
+	l.assign(1, map[netip.Addr]VIP{vipA: {}})
+	l.pass(0)
+	claim := l.own(1)[0]
+	l.blocked = func(int, int) bool { return true }
+	l.assign(0, map[netip.Addr]VIP{vipA: {}})
+	for i := range l.nodes {
+		l.assign(i, map[netip.Addr]VIP{vipA: {Leaving: true}})
+	}
+	l.pass(time.Minute)
+	require.Equal(t, []int{0, 1}, l.answerers(vipA))
+	step := func(i int, frames ...[]byte) [][]byte {
+		require.Len(t, frames, 1)
+		return l.nodes[i].Step(Received{frames[0]}, l.now).Frames
+	}
+	require.Empty(t, step(0, step(1, step(0, claim)...)...))
 }
 
 // A node has yielded to a speaker that gives the VIP up. It claims the VIP with its next question, and does not wait until
