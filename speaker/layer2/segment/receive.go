@@ -102,7 +102,8 @@ func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 		m.reportConflict(v, msg, false)
 	case msg.Seal.Nonce() != (seal.Nonce{}):
 		m.heed(v, msg)
-	case msg.Seal.Outranks(m.statement(v).Seal) && v.reason != Yielded:
+	case msg.Seal.Outranks(m.statement(v).Seal) && v.reason != Yielded && !v.deferred:
+		v.deferred = true
 		m.yield(v, msg.From)
 	}
 }

@@ -199,7 +199,10 @@ type vip struct {
 	polls, missed int
 
 	// taken is set when the next owner of a leaving VIP has it.
-	taken    bool
+	taken bool
+	// deferred is set when this node has left the VIP to a speaker that probes it, too. A probe does not prove anything, because it may
+	// be a recorded one, and who probes answers no question. So it counts once; after that the claims of the two decide.
+	deferred bool
 	warned   time.Time // when a conflict was reported last
 	defended time.Time // when it was last announced again because of a conflict, or is to be
 	// Another speaker has just claimed the VIP, and its claim is corrected soon (correcting), or it may be

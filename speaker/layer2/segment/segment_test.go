@@ -594,6 +594,36 @@ func TestNoQuestionGoesBackAndForth(t *testing.T) {
 	require.Empty(t, step(0, step(1, step(0, claim)...)...))
 }
 
+// Somebody repeats the probes of a speaker that had a VIP before. A node that probes the VIP leaves it to that speaker once, for as
+// long as that one may take to answer, and announces it then. A speaker that has the VIP still gets it.
+func TestRecordedProbeDelaysANewVIPOnce(t *testing.T) {
+	t.Parallel()
+	for _, vip := range []netip.Addr{vipA, vip6} {
+		l := newLAN(2, wire.Of(vip))
+		l.assign(1, map[netip.Addr]VIP{vip: {Probe: true, Home: true}})
+		l.pass(probes * probeWait / 2)
+		recorded := l.own(1)
+		require.NotEmpty(t, recorded)
+		l.assign(1, nil)
+		l.assign(0, map[netip.Addr]VIP{vip: {Probe: true}})
+		pass := func(d time.Duration) {
+			for range d / (50 * time.Millisecond) {
+				for _, frame := range recorded {
+					l.step(0, Received{frame})
+				}
+				l.pass(50 * time.Millisecond)
+			}
+		}
+		pass((maxMissed+1)*pollInterval + (probes+1)*probeWait)
+		require.Equal(t, []int{0}, l.announcers(vip))
+		pass(time.Minute)
+		require.Equal(t, []int{0}, l.announcers(vip))
+		l.assign(1, map[netip.Addr]VIP{vip: {Home: true}})
+		pass(time.Second)
+		require.Equal(t, []int{1}, l.announcers(vip))
+	}
+}
+
 // A node has yielded to a speaker that gives the VIP up. It claims the VIP with its next question, and does not wait until
 // that speaker is silent.
 func TestYieldedHearsThatTheVIPLeaves(t *testing.T) {
