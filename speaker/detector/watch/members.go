@@ -44,11 +44,13 @@ type member struct {
 	lost     bool
 
 	sequence [classes]uint64 // the last one received
-	interval time.Duration   // between its heartbeats
-	late     time.Duration   // how much later than due it may send
-	heard    time.Time       // the last packet; zero: none
-	beaten   time.Time       // the last heartbeat; zero: none
-	grace    time.Time       // until then it may be silent in any case
+	asked    uint64          // the number of the last question that it has not answered
+	askedAt  time.Time
+	interval time.Duration // between its heartbeats
+	late     time.Duration // how much later than due it may send
+	heard    time.Time     // the last packet; zero: none
+	beaten   time.Time     // the last heartbeat; zero: none
+	grace    time.Time     // until then it may be silent in any case
 	doubt    *doubt
 
 	// While this speaker calls for witnesses: how often it has called this member since it heard from it last, and

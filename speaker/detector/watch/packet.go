@@ -51,7 +51,7 @@ type Packet struct {
 	Kind     Kind
 	From     uint64 // the sender's session
 	Sequence uint64 // grows with each packet that the sender sends
-	Subject  uint64 // the session that Silent, Heard and Dead are about
+	Subject  uint64 // the session that Silent, Heard and Dead are about, or the Sequence of the Ask that an Answer is for
 	Interval time.Duration
 	Late     time.Duration // how late the sender was lately, at most
 }
@@ -69,7 +69,7 @@ const (
 	MaxPacket = headSize + subjectSize + sealSize
 )
 
-func (k Kind) hasSubject() bool { return k == Silent || k == Heard || k == Dead }
+func (k Kind) hasSubject() bool { return k != Beat && k != Ask }
 
 func (k Kind) magic() uint32 {
 	if k == Beat {

@@ -14,7 +14,8 @@
 // them a heartbeat per interval. A watcher that misses two in a row asks the speaker itself. One that misses three
 // asks the other watchers; those that are lost with the speaker are replaced by further members, which ask the
 // speaker. If two of them hear nothing, each of the two sends the verdict to all members, and a member that has it
-// from two takes the speaker for lost. One member alone, a liar or one with a broken link, takes nobody down.
+// from two takes the speaker for lost. One member alone, a liar or one with a broken link, takes nobody down, unless it forges
+// the packets of another one: all have the same key.
 //
 // A speaker that was late takes nobody for silent because of what it could not see: it gives all others the time back. A speaker that
 // sends late reports that in its next packets, and its watchers wait longer, within bounds.
@@ -189,7 +190,9 @@ func (m *Machine) beat() {
 
 // send sends a packet about the subject to the member.
 func (m *Machine) send(to *member, kind Kind, subject uint64) {
-	m.sequence++
+	if m.sequence++; kind == Ask {
+		to.asked, to.askedAt = m.sequence, m.now
+	}
 	m.out.Packets = append(m.out.Packets, Outgoing{to.Addr, to.Session, Packet{
 		Kind: kind, From: m.self.Session, Sequence: m.sequence, Subject: subject,
 		Interval: m.timing.Interval, Late: m.late.most(m.now),
@@ -203,13 +206,18 @@ func (m *Machine) receive(e *Received) {
 	if from == nil || from.lost {
 		// The sender takes this speaker for a member, and must not take it for lost because it sends no heartbeats.
 		if p.Kind == Ask {
-			m.send(&member{Member: Member{Session: p.From, Addr: e.From}}, Answer, 0)
+			m.send(&member{Member: Member{Session: p.From, Addr: e.From}}, Answer, p.Sequence)
 		}
 		return
 	}
-	last := &from.sequence[p.Kind.class()]
-	if p.Sequence <= *last || e.From != from.Addr {
+	if e.From != from.Addr {
 		m.out.Replayed = true
+		return
+	}
+	last := &from.sequence[p.Kind.class()]
+	if !m.answers(from, p) && p.Sequence <= *last {
+		m.out.Replayed = true
+		m.compare(from, p)
 		return
 	}
 	*last = p.Sequence
@@ -217,7 +225,7 @@ func (m *Machine) receive(e *Received) {
 	m.trust(from)
 	switch p.Kind {
 	case Ask:
-		m.send(from, Answer, 0)
+		m.send(from, Answer, p.Sequence)
 	case Silent:
 		m.called(from, m.sessions[p.Subject])
 	case Heard:
@@ -230,5 +238,30 @@ func (m *Machine) receive(e *Received) {
 		}
 		m.reportedDead(from, m.sessions[p.Subject])
 	case Beat, Answer:
+	}
+}
+
+// answers reports whether the packet answers the last question to the member, so that it was not recorded before. Then the member has
+// hardly sent higher numbers than this one: those that were received are forged, by somebody who has the key, and are forgotten.
+func (m *Machine) answers(from *member, p Packet) bool {
+	if p.Kind != Answer || p.Subject != from.asked || from.asked == 0 || m.now.Sub(from.askedAt) >= answerTime {
+		return false
+	}
+	from.asked = 0
+	for class := range from.sequence {
+		from.sequence[class] = min(from.sequence[class], p.Sequence)
+	}
+	return true
+}
+
+// compare asks a member for its number, because a packet has a lower one than was received before. That packet is a recorded one, or the
+// higher number was forged. A question is answered in any case, because the number of this speaker may have been forged, too: two that
+// only asked would never hear each other again.
+func (m *Machine) compare(from *member, p Packet) {
+	if m.now.Sub(from.askedAt) >= answerTime {
+		m.send(from, Ask, 0)
+	}
+	if p.Kind == Ask {
+		m.send(from, Answer, p.Sequence)
 	}
 }

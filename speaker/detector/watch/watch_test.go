@@ -3,6 +3,7 @@ package watch
 import (
 	"flag"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -430,6 +431,68 @@ func TestReplay(t *testing.T) {
 	assert.True(t, a.Step(&Received{p, a.Addr, w.now}, w.now).Replayed)
 	p.From++
 	require.Empty(t, a.Step(&Received{p, b.Addr, w.now}, w.now).Packets)
+}
+
+// forge sends packets in the name of each speaker of some to each other one, with the highest number.
+func (w *world) forge(some ...*node) {
+	for _, from := range some {
+		for _, to := range w.nodes {
+			for kind := Beat; kind <= lastKind && to != from; kind++ {
+				to.receive(&Received{Packet{Kind: kind, From: from.Session, Sequence: math.MaxUint64, Interval: 25 * ms}, from.Addr, w.now})
+			}
+		}
+	}
+}
+
+// Somebody who has the key forges a packet with the highest number. The speaker in whose name it is goes on with its own numbers, and
+// counts: nobody is taken for lost, and losses are noticed as before. So it is if all are forged at once.
+func TestAForgedNumberSilencesNobody(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{2, 3, 10, 100} {
+		for _, some := range []int{1, n} {
+			w := newWorld(t, n)
+			w.forge(w.nodes[:some]...)
+			w.run(10 * time.Second)
+			w.quiet(t)
+			since := w.now
+			w.kill(w.nodes[n-1])
+			w.run(2 * time.Second)
+			known := w.known(t, since, w.living(), w.nodes[n-1])
+			assert.LessOrEqual(t, known, 250*ms, "%d speakers, of which %d were forged", n, some)
+		}
+	}
+}
+
+// A forged number does not let anybody repeat what was sent before it, or after it.
+func TestReplayAfterAForgedNumber(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{2, 10} {
+		w := newWorld(t, n)
+		dead := w.nodes[0]
+		recorded := map[*node][]*Received{}
+		w.tap = func(to *node, e *Received) {
+			if e.From == dead.Addr {
+				recorded[to] = append(recorded[to], e)
+			}
+		}
+		w.run(time.Second)
+		w.forge(w.nodes...)
+		w.run(time.Second)
+		w.kill(dead)
+		since := w.now
+		var repeat func()
+		repeat = func() {
+			for _, to := range w.nodes {
+				for _, e := range recorded[to] {
+					to.receive(&Received{e.Packet, e.From, w.now})
+				}
+			}
+			w.in(5*ms, repeat)
+		}
+		repeat()
+		w.run(2 * time.Second)
+		assert.LessOrEqual(t, w.known(t, since, w.living(), dead), 300*ms)
+	}
 }
 
 // A heartbeat, a tick and what follows from them allocate nothing.

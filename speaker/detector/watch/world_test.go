@@ -31,6 +31,8 @@ type world struct {
 	heal time.Duration
 	sent int
 	ids  int
+	// tap sees what arrives, if it is set.
+	tap func(to *node, e *Received)
 }
 
 // node is a speaker and its loop.
@@ -183,7 +185,13 @@ func (x *node) act(out *Effects) {
 		if to.Session != p.Session || w.random.Float64() < w.loss || w.cut(x, to) {
 			continue
 		}
-		w.in(latency, func() { to.receive(&Received{p.Packet, x.Addr, w.now}) })
+		w.in(latency, func() {
+			e := &Received{p.Packet, x.Addr, w.now}
+			if w.tap != nil {
+				w.tap(to, e)
+			}
+			to.receive(e)
+		})
 	}
 	if len(out.Lost) == 0 {
 		return
