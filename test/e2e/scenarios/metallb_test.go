@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/metallb"
+	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
 
 // unusedProfile cannot be deleted without MetalLB's webhook, which goes with its
@@ -23,6 +24,7 @@ metadata: {name: unused, namespace: metallb-system}
 // Services of a real MetalLB are moved by the guide, word for word: they keep their
 // addresses, and their clients lose nothing.
 func TestServicesOfMetalLBAreTakenOverWithoutLoss(t *testing.T) {
+	built(t, program.Builder.MetalLB)
 	s := begin(t)
 	s.uninstallLodestone() // it comes when MetalLB has been there for long
 	old := s.runMetalLB(metalLB + unusedProfile)

@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/kuberouter"
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
+	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
 
 // enforce has NetworkPolicies enforced until the story ends.
@@ -64,6 +65,7 @@ func (s *story) likeHelmTest() *corev1.Pod {
 // chart's policy: its pod reaches only the API server, and nobody reaches the pod. All other
 // pods are in the nodes' network, where policies have no effect.
 func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
+	built(t, program.Builder.KubeRouter)
 	s := begin(t)
 	s.echo(2)
 	s.enforce()
@@ -114,6 +116,7 @@ func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
 // A policy allows clients, and not nodes: clients are served, and an operator who checks from
 // a node whether VIPs answer learns why they do not.
 func TestDiagnosisOfAPolicyThatForbidsNodes(t *testing.T) {
+	built(t, program.Builder.KubeRouter)
 	s := begin(t)
 	s.echo(int32(len(s.Lab.Nodes())))
 	s.enforce()

@@ -3,6 +3,7 @@
 package scenarios
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -23,6 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
 	"github.com/lodestone-lb/lodestone/test/e2e/lodestone"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
+	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
 
 // acrossVersions is a configuration that the last release understands. Services of the pool "late" prefer a node.
@@ -44,7 +46,7 @@ peers:` + tor + "}\n"
 // Clients on the segment and behind a router lose no datagram, no address changes, no VIP has two owners or none, and
 // no connection hangs.
 func TestLastReleaseIsUpgradedAndComesBack(t *testing.T) {
-	c := lastRelease(begin(t))
+	c := lastRelease(t)
 	c.install(fmt.Sprintf(acrossVersions, "nobody"))
 	c.traffic()
 	watched := c.watchShown(c.held)
@@ -83,7 +85,7 @@ func TestLastReleaseIsUpgradedAndComesBack(t *testing.T) {
 // node that is unreachable meanwhile, and comes back with the old speaker. Each is reported, nothing is announced
 // twice, and clients lose nothing.
 func TestHalfAnUpgrade(t *testing.T) {
-	c := lastRelease(begin(t))
+	c := lastRelease(t)
 	understood := fmt.Sprintf(acrossVersions, "nobody")
 	c.install(understood)
 	c.traffic()
@@ -182,13 +184,18 @@ type crossing struct {
 	held    map[string]string // the addresses of the Services
 }
 
-// lastRelease builds the last release from the history, and takes this version out of the lab until the story ends.
-func lastRelease(s *story) *crossing {
-	s.Helper()
-	raw, err := os.ReadFile(filepath.Join(s.Lab.Root, "hack", "released.txt"))
-	require.NoError(s, err)
-	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
-	version, commit, _ := strings.Cut(lines[len(lines)-1], " ")
+// lastRelease builds the last release from the history, and begins a story in a lab without this version.
+func lastRelease(t *testing.T) *crossing {
+	t.Helper()
+	var version, commit string
+	built(t, func(b program.Builder, ctx context.Context) (string, error) {
+		raw, err := os.ReadFile(filepath.Join(b.Root, "hack", "released.txt"))
+		require.NoError(t, err)
+		lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+		version, commit, _ = strings.Cut(lines[len(lines)-1], " ")
+		return b.Release(ctx, version, commit)
+	})
+	s := begin(t)
 	dir, err := s.Lab.Release(s.ctx, version, commit)
 	require.NoError(s, err)
 	s.afterwards(s.forgetForwarding)
