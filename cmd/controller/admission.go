@@ -12,8 +12,8 @@ import (
 
 // serveAdmission serves the admission webhook for our ConfigMap, in every replica. The webhook
 // has a certificate of its own, for the host name by which the API server connects. The API
-// server shows no credentials, so anybody may ask. The answer is about the document in the
-// question alone, and reveals nothing else.
+// server shows no credentials, so anybody may ask. So the answer depends on the document in the
+// question alone, and not on what is known of the cluster.
 func (p *process) serveAdmission(secure *server.SecureServingInfo, next http.Handler) (http.Handler, error) {
 	if !p.flags.admission {
 		return next, nil
@@ -25,20 +25,11 @@ func (p *process) serveAdmission(secure *server.SecureServingInfo, next http.Han
 	}
 	secure.SNICerts = append(secure.SNICerts, keeper)
 	reviewer := admission.NewReviewer(admission.ReviewerOptions{
-		Namespace: p.flags.configNamespace, Name: p.flags.configName, Warnings: p.warnings, Log: p.log})
+		Namespace: p.flags.configNamespace, Name: p.flags.configName, Log: p.log,
+		Warnings: func(cfg *config.Config) []string { return clusterfacts.Warnings(cfg, &clusterfacts.Facts{}) }})
 	p.start(keeper.Run)
 	mux := http.NewServeMux()
 	mux.Handle("POST "+admission.Path, reviewer)
 	mux.Handle("/", next)
 	return mux, nil
-}
-
-// warnings returns warnings about settings that make no sense in this cluster. A standby does
-// not know the cluster and has none.
-func (p *process) warnings(cfg *config.Config) []string {
-	facts, ready := p.facts.Current()
-	if !ready {
-		return nil
-	}
-	return clusterfacts.Warnings(cfg, facts)
 }

@@ -44,7 +44,7 @@ const (
 )
 
 // Reviewer answers reviews of ConfigMaps. It answers anybody, because the answer reveals
-// nothing that is not in the review. It implements http.Handler.
+// nothing that is not in the review, and leaves nothing behind. It implements http.Handler.
 type Reviewer struct {
 	namespace, name string
 	warnings        func(*config.Config) []string
@@ -56,8 +56,8 @@ type Reviewer struct {
 type ReviewerOptions struct {
 	// Namespace and Name are those of the ConfigMap.
 	Namespace, Name string
-	// Warnings returns warnings about settings in a valid document that make no sense in this
-	// cluster, as far as the cluster is known.
+	// Warnings returns warnings about settings in a valid document that make no sense beside others
+	// in it. They must reveal nothing of the cluster.
 	Warnings func(*config.Config) []string
 	Log      *slog.Logger
 }
@@ -132,8 +132,7 @@ func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.Admissio
 		return allowed
 	}
 	if err != nil {
-		v.log.Info("configuration refused", "user", r.UserInfo.Username, "err", err)
-		return refuse(err.Error())
+		return refuse(err.Error()) // not logged: anybody may send reviews, as many as he likes
 	}
 	for _, w := range v.warnings(parsed) {
 		if len(allowed.Warnings) == maxWarnings {
