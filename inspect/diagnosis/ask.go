@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -19,6 +21,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
@@ -41,6 +45,8 @@ const (
 	// logLines and logBytes bound what is read of a log.
 	logLines = 2000
 	logBytes = 1 << 20
+	// maxAnswer bounds an answer of a pod. Its node may have been taken over.
+	maxAnswer = 16 << 20
 )
 
 // Pods are where speakers are asked, and logs are read.
@@ -53,12 +59,40 @@ type Pods interface {
 
 // throughAPI asks by way of the API server, which alone need be reachable.
 type throughAPI struct {
-	client kubernetes.Interface
+	client rest.Interface
 	token  string
 }
 
+// boundedClient returns a client that reads no answer further than a byte beyond maxAnswer. The API server passes on what pods
+// and kubelets send, as much as that is, and client-go reads all of it.
+func boundedClient(client kubernetes.Interface) rest.Interface {
+	all, _ := client.CoreV1().RESTClient().(*rest.RESTClient)
+	if all == nil { // a fake one
+		return client.CoreV1().RESTClient()
+	}
+	bounded, transport := *all, *all.Client
+	transport.Transport = boundedTransport{cmp.Or(transport.Transport, http.DefaultTransport)}
+	bounded.Client = &transport
+	return &bounded
+}
+
+type boundedTransport struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t boundedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := t.next.RoundTrip(r)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // client-go does
+	}
+	answer.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(answer.Body, maxAnswer+1), answer.Body}
+	return answer, nil
+}
+
 func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query url.Values) ([]byte, error) {
-	r := p.client.CoreV1().RESTClient().Get().Namespace(pod.Namespace).Resource("pods").
+	r := p.client.Get().Namespace(pod.Namespace).Resource("pods").
 		Name("https:"+pod.Name+":"+strconv.Itoa(port(pod))).SubResource("proxy").Suffix(path).SetHeader(diagnose.TokenHeader, p.token)
 	for name, values := range query {
 		for _, value := range values {
@@ -69,13 +103,18 @@ func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query
 	if err := result.Error(); err != nil {
 		return nil, err //nolint:wrapcheck // the caller does
 	}
-	return result.Raw() //nolint:wrapcheck // the caller does
+	raw, err := result.Raw()
+	if len(raw) > maxAnswer {
+		return nil, fmt.Errorf("what it sends is longer than %d MiB", maxAnswer>>20)
+	}
+	return raw, err //nolint:wrapcheck // the caller does
 }
 
 func (p throughAPI) Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]byte, error) {
 	lines, bytes := int64(logLines), int64(logBytes)
 	o := &corev1.PodLogOptions{TailLines: &lines, LimitBytes: &bytes, Previous: previous}
-	return p.client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, o).DoRaw(ctx) //nolint:wrapcheck // the caller does
+	return p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("log").
+		VersionedParams(o, scheme.ParameterCodec).DoRaw(ctx) //nolint:wrapcheck // the caller does
 }
 
 // port returns the speaker's HTTPS port.
@@ -93,19 +132,20 @@ func port(pod *corev1.Pod) int {
 // Ask returns how pods are asked, and how far the clock of the API server is
 // ahead of ours: a token has the time when it was made.
 func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Pods, *diagnose.Clock, error) {
+	pods := throughAPI{client: boundedClient(client)}
 	seconds, before := int64(tokenLife/time.Second), time.Now()
 	made, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, Account,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		return throughAPI{client: client}, nil,
+		return pods, nil,
 			fmt.Errorf("you may not ask the speakers: you need the right to create serviceaccounts/token of %s, and to get pods/proxy, in "+
 				"namespace %s", Account, namespace)
 	case apierrors.IsNotFound(err):
-		return throughAPI{client: client}, nil,
+		return pods, nil,
 			fmt.Errorf("the speakers cannot be asked: there is no ServiceAccount %s/%s; the chart of this version makes it", namespace, Account)
 	case err != nil:
-		return throughAPI{client: client}, nil, fmt.Errorf("get a token for the speakers: %w", err)
+		return pods, nil, fmt.Errorf("get a token for the speakers: %w", err)
 	}
 	var clock *diagnose.Clock
 	if life := made.Spec.ExpirationSeconds; life != nil && !made.Status.ExpirationTimestamp.IsZero() {
@@ -114,7 +154,8 @@ func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Po
 		clock = compare(before, time.Now(), at, at)
 		clock.Uncertainty += time.Second / 2
 	}
-	return throughAPI{client, made.Status.Token}, clock, nil
+	pods.token = made.Status.Token
+	return pods, clock, nil
 }
 
 // compare returns how far another clock is ahead of ours. It read received and sent when its machine answered a

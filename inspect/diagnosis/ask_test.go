@@ -60,6 +60,16 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 		assert.NoError(t, json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 			Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden}))
 	})
+	for node, code := range map[string]int{"n6": http.StatusOK, "n7": http.StatusInternalServerError} {
+		mux.HandleFunc("GET "+in+"pods/https:lodestone-speaker-"+node+":9743/proxy/diagnose", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			sent := 0
+			for n, err := 0, error(nil); err == nil && sent < 4*maxAnswer; sent += n {
+				n, err = w.Write([]byte(strings.Repeat(" ", 1<<20)))
+			}
+			assert.Less(t, sent, 2*maxAnswer, "the rest of the answer of %s is not read", node)
+		})
+	}
 	mux.HandleFunc("GET "+in+"pods/lodestone-speaker-n1/log", func(w http.ResponseWriter, r *http.Request) {
 		assert.Equal(t, url.Values{"tailLines": {"2000"}, "limitBytes": {"1048576"}, "previous": {"true"}}, r.URL.Query())
 		fmt.Fprint(w, "the end")
@@ -103,6 +113,18 @@ func TestSpeakersAreAskedThroughTheAPIServer(t *testing.T) {
 		"lodestone-system", a.mute["n5"])
 	assert.Contains(t, a.mute["n3"], "invalid character '<'")
 	assert.Contains(t, a.mute["n4"], "older version")
+}
+
+// A speaker of a node that was taken over sends more than anybody has memory for.
+func TestAnswersThatDoNotEnd(t *testing.T) {
+	t.Parallel()
+	pods, _, err := Ask(t.Context(), apiServer(t, 0), "lodestone-system")
+	require.NoError(t, err)
+	a := askAll(t.Context(), pods, map[string]*corev1.Pod{"n6": speakerAt("n6"), "n7": speakerAt("n7")}, nil, false)
+	assert.Empty(t, a.facts)
+	assert.Equal(t, "pod lodestone-speaker-n6 does not answer: what it sends is longer than 16 MiB", a.mute["n6"])
+	assert.Contains(t, a.mute["n7"], "an error on the server")
+	assert.Less(t, len(a.mute["n7"]), 4<<10)
 }
 
 func TestDiagnosisNamesTheMissingRight(t *testing.T) {
