@@ -326,6 +326,31 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// The controller may change Nodes only if it initializes them, and their status only then or if it writes there which have
+// routes.
+func TestRightsToNodes(t *testing.T) {
+	never := "--set=controller.nodeInitialization=never"
+	for _, test := range []struct {
+		flags         []string
+		nodes, status bool
+	}{
+		{nil, true, true},
+		{[]string{never}, false, false},
+		{[]string{never, "--set=controller.clusterCIDR=10.0.0.0/8"}, false, true},
+	} {
+		may := map[string]bool{}
+		role := find[rbacv1.ClusterRole](objects(t, render(t, "testdata/default.values.yaml", test.flags...)))["lodestone-controller"]
+		for _, r := range role.Rules {
+			for _, resource := range r.Resources {
+				may[resource] = may[resource] || mayWrite(r)
+			}
+		}
+		if may["nodes"] != test.nodes || may["nodes/status"] != test.status {
+			t.Errorf("with %v it may change nodes: %v, nodes/status: %v", test.flags, may["nodes"], may["nodes/status"])
+		}
+	}
+}
+
 // A speaker may read the Secrets with the passwords of its peers, whether the configuration
 // or the list names them, and no others.
 func TestPasswordsOfPeers(t *testing.T) {
