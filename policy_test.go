@@ -1,6 +1,7 @@
 package lodestone_test
 
 import (
+	"encoding/json"
 	"io"
 	"maps"
 	"os"
@@ -11,24 +12,32 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// policies returns the ValidatingAdmissionPolicies of the manifests, which are what the chart
-// renders.
-func policies(t *testing.T) (found []admissionv1.ValidatingAdmissionPolicy) {
+// manifests returns the objects of a kind in the manifests, which are what the chart renders.
+func manifests[T any](t *testing.T, kind string) (found []T) {
 	t.Helper()
 	f, err := os.Open("deploy/manifests/lodestone.yaml")
 	require.NoError(t, err)
 	defer f.Close()
 	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
-		var p admissionv1.ValidatingAdmissionPolicy
-		switch err := d.Decode(&p); {
-		case err == io.EOF:
+		var raw runtime.RawExtension
+		err := d.Decode(&raw)
+		if err == io.EOF {
 			return found
-		case p.Kind == "ValidatingAdmissionPolicy":
-			require.NoError(t, err)
-			found = append(found, p)
+		}
+		require.NoError(t, err)
+		var object metav1.TypeMeta
+		if len(raw.Raw) == 0 { // a comment
+			continue
+		}
+		require.NoError(t, json.Unmarshal(raw.Raw, &object))
+		if object.Kind == kind {
+			found = append(found, *new(T))
+			require.NoError(t, json.Unmarshal(raw.Raw, &found[len(found)-1]))
 		}
 	}
 }
@@ -59,7 +68,7 @@ func evaluator(t *testing.T) func(expression string, input map[string]any) any {
 // API server holds it to them is asked in test/e2e/scenarios.
 func TestPolicyOfSpeakers(t *testing.T) {
 	t.Parallel()
-	all, evaluate := policies(t), evaluator(t)
+	all, evaluate := manifests[admissionv1.ValidatingAdmissionPolicy](t, "ValidatingAdmissionPolicy"), evaluator(t)
 	require.Len(t, all, 1)
 	spec := all[0].Spec
 	require.Equal(t, admissionv1.Fail, *spec.FailurePolicy)
@@ -68,8 +77,9 @@ func TestPolicyOfSpeakers(t *testing.T) {
 		Rule:       admissionv1.Rule{APIGroups: []string{"coordination.k8s.io"}, APIVersions: []string{"*"}, Resources: []string{"leases"}},
 	}}}, spec.MatchConstraints.ResourceRules)
 	type object = map[string]any
-	owner := object{"apiVersion": "v1", "kind": "Node", "name": "n1"}
-	other := object{"apiVersion": "v1", "kind": "Node", "name": "n2"}
+	owner := object{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"}
+	other := object{"apiVersion": "v1", "kind": "Node", "name": "n2", "uid": "1"}
+	endless := object{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": strings.Repeat("x", 1<<20)}
 	lease := func(change func(meta, spec object)) object {
 		meta := object{"name": "lodestone-speaker-n1", "labels": object{"lodestone.io/component": "speaker"},
 			"annotations": object{"lodestone.io/report": "{}"}, "ownerReferences": []any{owner}}
@@ -113,12 +123,14 @@ func TestPolicyOfSpeakers(t *testing.T) {
 		"held by another":        {as("n1"), lease(setSpec("holderIdentity", "n2")), "held"},
 		"owned by nobody":        {as("n1"), lease(func(meta, _ object) { delete(meta, "ownerReferences") }), "owned"},
 		"owned by two":           {as("n1"), lease(set("ownerReferences", []any{owner, owner})), "owned"},
+		"owned by a long UID":    {as("n1"), lease(set("ownerReferences", []any{endless})), "owned"},
 		"owned by another":       {as("n1"), lease(set("ownerReferences", []any{other})), "owned"},
 		"a finalizer":            {as("n1"), lease(set("finalizers", []any{"example.com/keep"})), "finalizers"},
 		"a strategy":             {as("n1"), lease(setSpec("strategy", "OldestEmulationVersion")), "strategy"},
 		"a preferred holder":     {as("n1"), lease(setSpec("preferredHolder", "n2")), "preferred holder"},
 		"another annotation":     {as("n1"), lease(set("annotations", object{"a": "b"})), "annotation"},
 		"longer than any report": {as("n1"), lease(set("annotations", object{"lodestone.io/report": strings.Repeat("x", 65537)})), "annotation"},
+		"longer, in bytes":       {as("n1"), lease(set("annotations", object{"lodestone.io/report": strings.Repeat("𝟙", 16385)})), "annotation"},
 	} {
 		input := object{"request": c.request, "object": c.object, "oldObject": lease(func(object, object) {}), "variables": object{}}
 		require.Equal(t, true, evaluate(spec.MatchConditions[0].Expression, input), what)
