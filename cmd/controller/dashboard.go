@@ -1,8 +1,10 @@
 package main
 
 import (
+	"log/slog"
 	"net/http"
 
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	framework "k8s.io/controller-manager/app"
@@ -34,8 +36,20 @@ func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
 //
 // The framework remembers an answer for ten seconds, and asks again for each other token and
 // path. Requests of strangers are limited, so that these questions are, too.
-func guard(next http.Handler, who *server.AuthenticationInfo, may *server.AuthorizationInfo) http.Handler {
-	throttle := &debughttp.Throttle{}
-	chain := framework.BuildHandlerChain(throttle.After(next), may, who)
+//
+// It would also log an error for each request with a token or a certificate that is not valid, and as much of a
+// certificate as a stranger likes. Here these are for debugging.
+func guard(next http.Handler, who *server.AuthenticationInfo, may *server.AuthorizationInfo, log *slog.Logger) http.Handler {
+	throttle, authenticate := &debughttp.Throttle{}, who.Authenticator
+	quiet := *who
+	quiet.Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		response, ok, err := authenticate.AuthenticateRequest(r)
+		if err != nil {
+			log.Debug("client not authenticated", "err", err)
+			return nil, false, nil
+		}
+		return response, ok, nil
+	})
+	chain := framework.BuildHandlerChain(throttle.After(next), may, &quiet)
 	return dashboard.Challenge(throttle.Before(chain, "/healthz", "/readyz"))
 }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"log"
+	"log/slog"
 	"net/http"
-	"os"
 	"time"
 
 	"k8s.io/apiserver/pkg/server"
@@ -36,17 +35,17 @@ func (p *process) serveHTTPS(c *config.CompletedConfig) error {
 	mux.Handle("/readyz", debughttp.Readyz(p.checks))
 	slis.SLIMetricsWithReset{}.Install(mux)
 	p.serveDashboard(mux)
-	handler, err := p.serveAdmission(secure, guard(mux, &c.Authentication, &c.Authorization))
+	handler, err := p.serveAdmission(secure, guard(mux, &c.Authentication, &c.Authorization, p.log))
 	if err != nil {
 		return err
 	}
-	return serve(p.stopped, secure, handler)
+	return serve(p.stopped, secure, handler, p.log)
 }
 
 // serve serves the secure port until ctx ends, with certificates that change as the framework's
 // do. The framework's own server takes headers of 1 MiB from everybody, and by HTTP/2 hundreds
 // of requests on a connection, of 256 KiB each before anybody reads them.
-func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.Handler) error {
+func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.Handler, to *slog.Logger) error {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, CurvePreferences: secure.CurvePreferences}
 	if secure.MinTLSVersion > 0 {
 		config.MinVersion = secure.MinTLSVersion
@@ -66,7 +65,7 @@ func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.H
 		MaxHeaderBytes:    debughttp.MaxHeader,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
-		ErrorLog:          log.New(os.Stderr, "", 0),
+		ErrorLog:          debughttp.ErrorLog(to),
 	}
 	_, _, err := server.RunServer(s, debughttp.Limit(secure.Listener), 0, ctx.Done())
 	return err //nolint:wrapcheck // it is about the listener

@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -25,6 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/cloud-provider/app/config"
+	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
@@ -41,7 +44,7 @@ type securePort struct {
 	address string
 }
 
-func serveSecurePort(t *testing.T) securePort {
+func serveSecurePort(t *testing.T, change ...func(*process, *config.CompletedConfig)) securePort {
 	t.Helper()
 	p := newProcess(t.Context())
 	p.flags.admission, p.flags.configNamespace, p.flags.configName = true, "ls", "lodestone-config"
@@ -62,6 +65,9 @@ func serveSecurePort(t *testing.T) securePort {
 		}
 		return authorizer.DecisionDeny, "", nil
 	})
+	for _, f := range change {
+		f(p, c)
+	}
 	require.NoError(t, p.serveHTTPS(c))
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
 	return securePort{t, listener.Addr().String()}
@@ -227,4 +233,52 @@ func TestStrangersFillNoMemory(t *testing.T) {
 	}
 	t.Logf("%d connections open, peak %d MiB", p.open(all), most>>20)
 	require.Less(t, most, uint64(32<<20), "a fraction of the chart's limit of 512 MiB")
+}
+
+// Strangers send what is no TLS, invented tokens, and certificates of their own, whose numbers may be as long as they like. All of
+// that is for debugging. The framework would log each such request, with the numbers.
+func TestStrangersDoNotFillTheLog(t *testing.T) {
+	create := func(name string) *os.File {
+		f, err := os.Create(filepath.Join(t.TempDir(), name))
+		require.NoError(t, err)
+		return f
+	}
+	logged, framework := create("ours"), create("framework's")
+	klog.LogToStderr(false)
+	klog.SetOutput(framework)
+	t.Cleanup(func() { klog.LogToStderr(true) })
+	p := serveSecurePort(t, func(p *process, c *config.CompletedConfig) {
+		p.log = slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		c.Authentication.Authenticator = authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			return nil, false, errors.New("verifying certificate SN=forged failed")
+		})
+	})
+	for range 20 {
+		raw := p.dial("127.0.7.1")
+		_, err := io.WriteString(raw, "no TLS\n")
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, raw)
+		require.NoError(t, err)
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // as above
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+p.address+"/metrics", nil)
+		require.NoError(t, err)
+		code, body := answer(t, client, r)
+		require.Contains(t, []int{http.StatusUnauthorized, http.StatusTooManyRequests}, code, body)
+	}
+	text, err := os.ReadFile(framework.Name())
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), "forged")
+	text, err = os.ReadFile(logged.Name())
+	require.NoError(t, err)
+	for what, least := range map[string]int{"TLS handshake error": 20, "SN=forged": 10} {
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, what) {
+				assert.Contains(t, line, "level=DEBUG")
+				n++
+			}
+		}
+		assert.GreaterOrEqual(t, n, least, what)
+	}
 }

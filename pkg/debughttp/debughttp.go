@@ -26,6 +26,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/time/rate"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
@@ -36,6 +37,8 @@ const (
 	writeTimeout    = 30 * time.Second
 	idleTimeout     = time.Minute
 	shutdownTimeout = time.Second
+	// logInterval is how often something is logged that strangers can cause all the time.
+	logInterval = time.Minute
 )
 
 // MaxHeader is how long the header of any request may be, in bytes.
@@ -72,10 +75,13 @@ type Server struct {
 	options  Options
 	ready    chan struct{}
 	listener net.Listener
+	unknown  rate.Sometimes // logs that the API server cannot be asked
 }
 
 // New returns a Server that starts with Run.
-func New(o Options) *Server { return &Server{options: o, ready: make(chan struct{})} }
+func New(o Options) *Server {
+	return &Server{options: o, ready: make(chan struct{}), unknown: rate.Sometimes{Interval: logInterval}}
+}
 
 // String names the task.
 func (s *Server) String() string { return "debughttp" }
@@ -106,7 +112,7 @@ func (s *Server) Run(ctx context.Context) error {
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    MaxHeader,
-		ErrorLog:          log.New(debugLog{s.options.Log}, "", 0),
+		ErrorLog:          ErrorLog(s.options.Log),
 		ConnContext:       withConn,
 		Protocols:         &http.Protocols{},
 	}
@@ -210,16 +216,30 @@ func (s *Server) authorized(next http.Handler) http.Handler {
 		case errors.Is(err, ErrBusy):
 			http.Error(w, err.Error(), http.StatusTooManyRequests)
 		default:
-			s.options.Log.Warn("request not authorized", "path", r.URL.Path, "err", err)
+			s.unknown.Do(func() { s.options.Log.Warn("request not authorized", "path", r.URL.Path, "err", err) })
 			http.Error(w, "the API server cannot be asked who you are", http.StatusServiceUnavailable)
 		}
 	})
 }
 
-// debugLog logs the server's errors about its clients.
-type debugLog struct{ log *slog.Logger }
+// ErrorLog returns where an http.Server writes its errors. Whoever reaches its port causes as many as he likes, so they
+// are for debugging, and a panic is logged once in logInterval.
+func ErrorLog(to *slog.Logger) *log.Logger {
+	return log.New(&errorLog{log: to, panics: rate.Sometimes{Interval: logInterval}}, "", 0)
+}
 
-func (d debugLog) Write(line []byte) (int, error) {
-	d.log.Debug(strings.TrimSpace(string(line)))
+type errorLog struct {
+	log    *slog.Logger
+	panics rate.Sometimes
+}
+
+// Write implements io.Writer.
+func (l *errorLog) Write(line []byte) (int, error) {
+	text := strings.TrimSpace(string(line))
+	if strings.HasPrefix(text, "http: panic serving ") {
+		l.panics.Do(func() { l.log.Error(text) })
+	} else {
+		l.log.Debug(text)
+	}
 	return len(line), nil
 }

@@ -9,12 +9,14 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -127,6 +129,54 @@ func TestWhoMayReadWhat(t *testing.T) {
 	}
 	if _, body := get(t, s, "/status", "Bearer good"); !strings.Contains(body, `"node": "n1"`) {
 		t.Errorf("status is %s", body)
+	}
+}
+
+// counter counts the records of a log.
+type counter struct {
+	slog.Handler
+	n atomic.Int32
+}
+
+func (c *counter) Handle(context.Context, slog.Record) error { c.n.Add(1); return nil }
+
+// While the API server does not answer, anybody with an invented token could fill the log.
+func TestStrangersDoNotFillTheLog(t *testing.T) {
+	t.Parallel()
+	c := &counter{Handler: slog.NewTextHandler(io.Discard, nil)}
+	s := start(t, func(o *Options) { o.Log = slog.New(c) })
+	for range 20 {
+		if code, body := get(t, s, "/metrics", "Bearer no API server"); code != http.StatusServiceUnavailable {
+			t.Fatal(code, body)
+		}
+		raw, err := net.Dial("tcp", s.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(raw, "no TLS\n") //nolint:errcheck // the answer is what counts
+		io.Copy(io.Discard, raw)        //nolint:errcheck // until the server has closed it
+		raw.Close()
+	}
+	if n := c.n.Load(); n != 1 {
+		t.Errorf("%d lines", n)
+	}
+}
+
+// A panic while a request is served is in the log, but not as often as somebody who has found out how to cause it likes.
+func TestPanicsAreLogged(t *testing.T) {
+	t.Parallel()
+	c := &counter{Handler: slog.NewTextHandler(io.Discard, nil)}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a defect") }))
+	server.Config.ErrorLog = ErrorLog(slog.New(c))
+	server.Start()
+	for range 20 {
+		if answer, err := server.Client().Get(server.URL); err == nil {
+			answer.Body.Close()
+		}
+	}
+	server.Close()
+	if n := c.n.Load(); n != 1 {
+		t.Errorf("%d lines", n)
 	}
 }
 
