@@ -12,6 +12,7 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -153,4 +154,46 @@ func TestPolicyOfSpeakers(t *testing.T) {
 			require.True(t, slices.ContainsFunc(denied, func(m string) bool { return strings.Contains(m, c.denied) }), "%s: %q", what, denied)
 		}
 	}
+}
+
+// TestTheTableOfRightsIsComplete looks for each resource of a role, and for each namespace of others, in the row
+// of security.md that has the rights of the component.
+func TestTheTableOfRightsIsComplete(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/explanation/security.md")
+	require.NoError(t, err)
+	rows := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if cells := strings.Split(line, "|"); len(cells) == 5 {
+			rows[strings.TrimSpace(cells[1])] = cells[2]
+		}
+	}
+	_, both, _ := strings.Cut(string(text), "\nBoth components may also create ")
+	both, _, _ = strings.Cut(both, "\n\n")
+	whose := map[string]string{"lodestone-controller": "controller", "lodestone-controller-apiserver": "controller",
+		"lodestone-controller-others": "controller", "lodestone-controller-dashboard": "controller, with `dashboard.enabled`",
+		"lodestone-speaker": "speaker"}
+	roles := manifests[rbacv1.Role](t, "Role")
+	for _, r := range manifests[rbacv1.ClusterRole](t, "ClusterRole") {
+		roles = append(roles, rbacv1.Role{ObjectMeta: r.ObjectMeta, Rules: r.Rules})
+	}
+	checked := 0
+	for _, role := range roles {
+		who, ok := whose[role.Name]
+		if !ok { // of people and of accounts for them
+			continue
+		}
+		row := rows[who]
+		if n := role.Namespace; n != "" && n != "lodestone-system" {
+			require.Contains(t, row, "`"+n+"`", "role %s", role.Name)
+		}
+		for _, rule := range role.Rules {
+			for _, resource := range rule.Resources {
+				kind, _, _ := strings.Cut(resource, "/")
+				require.Contains(t, strings.ToLower(row)+both, strings.TrimSuffix(kind, "s"), "role %s", role.Name)
+				checked++
+			}
+		}
+	}
+	require.Greater(t, checked, 15)
 }
