@@ -27,6 +27,9 @@ const (
 	lastWord = time.Second
 	// nextHopsEvery is how often the node's addresses are looked up again.
 	nextHopsEvery = 5 * time.Second
+	// refreshPause is the least time between two answers to requests for all routes of a family. All requests that come
+	// meanwhile get the second one: a router that asks without end must not keep a processor busy.
+	refreshPause = time.Second
 )
 
 // runFSM is one session from its connection to its end. It sends its progress to
@@ -272,7 +275,7 @@ func (s *session) handle(m message) (heard bool, err error) {
 		return false, notified(m.body)
 	case packet.BGP_MSG_ROUTE_REFRESH: // RFC 2918: AFI, reserved, SAFI
 		if m.body[3] == packet.SAFI_UNICAST && m.body[0] == 0 {
-			s.rib.refresh(m.body[1] == packet.AFI_IP)
+			s.rib.ask(m.body[1] == packet.AFI_IP)
 		}
 		return false, nil
 	}
@@ -305,6 +308,8 @@ func (w *writer) run() error {
 	}
 	look := time.NewTicker(nextHopsEvery)
 	defer look.Stop()
+	asked4, asked6 := w.rib.asked4, w.rib.asked6
+	var again4, again6 <-chan time.Time
 	for {
 		var due <-chan time.Time
 		if w.negotiated.holdTime > 0 {
@@ -316,6 +321,18 @@ func (w *writer) run() error {
 			return context.Cause(w.ctx)
 		case <-w.rib.wake:
 			err = w.flush()
+		case <-asked4:
+			asked4, again4 = nil, time.After(refreshPause)
+			w.rib.refresh(true)
+			err = w.flush()
+		case <-again4:
+			asked4 = w.rib.asked4
+		case <-asked6:
+			asked6, again6 = nil, time.After(refreshPause)
+			w.rib.refresh(false)
+			err = w.flush()
+		case <-again6:
+			asked6 = w.rib.asked6
 		case <-look.C:
 			err = w.followNextHops()
 		case <-due:

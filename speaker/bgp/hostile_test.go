@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/hex"
 	"net"
 	"net/netip"
@@ -234,6 +235,66 @@ func TestRouterThatDoesNotRead(t *testing.T) {
 	}
 	w.down("deaf", "send hold timer expired: the router has taken nothing for 18s")
 	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
+}
+
+// refresh is a ROUTE-REFRESH of IPv4.
+var refresh = header(packet.BGP_MSG_ROUTE_REFRESH, []byte{0, packet.AFI_IP, 0, packet.SAFI_UNICAST})
+
+// A router that asks for all routes again and again is sent them once a second, and delays no other router's.
+func TestRouterThatAsksWithoutEnd(t *testing.T) {
+	// Not parallel: it measures.
+	const routes, fit = 20_000, 809 // so many prefixes fit into an UPDATE
+	const each = (routes + fit - 1) / fit
+	w := newWorld(t, 2)
+	var updates [2]atomic.Int64
+	serve := func(received *atomic.Int64, sends []byte) func(net.Conn) {
+		return func(conn net.Conn) {
+			conn.Write(opened(t, 90))
+			conn.Write(keepalive)
+			go func() {
+				for ; sends != nil; time.Sleep(50 * time.Millisecond) {
+					if _, err := conn.Write(sends); err != nil {
+						return
+					}
+				}
+			}()
+			for r := bufio.NewReader(conn); ; {
+				m, err := readMessage(r)
+				if err != nil {
+					return
+				}
+				if m.kind == packet.BGP_MSG_UPDATE {
+					received.Add(1)
+				}
+			}
+		}
+	}
+	fake(t, w.tor, tor4, serve(&updates[0], bytes.Repeat(refresh, 1000)))
+	fake(t, w.segment.Hosts[2], other4, serve(&updates[1], nil))
+	w.peer("asks", nil)
+	w.peer("good", func(p *config.Peer) { p.Address = other4 })
+	set := func(med uint32) {
+		for i := range routes {
+			prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)
+			w.want.Routes[prefix] = plan.Route{"asks": {}, "good": {MED: &med}}
+		}
+	}
+	set(0)
+	w.start()
+	w.up("asks")
+	w.up("good")
+	w.until("all routes", func() bool { return updates[1].Load() == each }, func() any { return updates[1].Load() })
+	before, began := updates[0].Load(), time.Now()
+	for med := uint32(1); time.Since(began) < 2*refreshPause; med++ {
+		set(med)
+		changed := time.Now()
+		w.set()
+		w.until("the change", func() bool { return updates[1].Load() == each*int64(1+med) }, func() any { return updates[1].Load() })
+		require.Less(t, time.Since(changed), 20*time.Second, "the other router's change waits")
+	}
+	answers, most := (updates[0].Load()-before)/each, int64(time.Since(began)/refreshPause)+2
+	require.Positive(t, answers)
+	require.LessOrEqual(t, answers, most)
 }
 
 // forget ends a connection as a loss of power does: nothing is sent, and the

@@ -85,6 +85,8 @@ type rib struct {
 	peer string
 	// wake has a token when there is something to send.
 	wake chan struct{}
+	// asked4 and asked6 have a token while the router waits to be sent all routes of the family again. Set by start.
+	asked4, asked6 chan struct{}
 
 	mu       sync.Mutex
 	want     map[netip.Prefix]attributes
@@ -172,6 +174,7 @@ func (r *rib) start() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.open, r.sent, r.withheld = true, map[netip.Prefix]attributes{}, map[netip.Prefix]Withholding{}
+	r.asked4, r.asked6 = make(chan struct{}, 1), make(chan struct{}, 1)
 	r.pending = make(map[netip.Prefix]bool, len(r.want))
 	for prefix := range r.want {
 		r.pending[prefix] = false
@@ -185,7 +188,17 @@ func (r *rib) stop() {
 	r.open, r.sent, r.pending, r.withheld = false, nil, nil, nil
 }
 
-// refresh marks all routes of a family to be sent again (RFC 2918).
+// ask notes that the router wants all routes of a family again (RFC 2918). A request that comes while another one waits changes
+// nothing: the answer is for both.
+func (r *rib) ask(is4 bool) {
+	if is4 {
+		notify.Wake(r.asked4)
+	} else {
+		notify.Wake(r.asked6)
+	}
+}
+
+// refresh marks all routes of a family to be sent again.
 func (r *rib) refresh(is4 bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,10 +1,18 @@
 package bgp
 
 import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -45,5 +53,70 @@ func TestPauses(t *testing.T) {
 		pauses(20*time.Second, time.Second)
 		time.Sleep(forgiven + time.Second)
 		pauses(10*time.Second, time.Second)
+	})
+}
+
+// wired is one end of a pipe, with the addresses of a TCP connection.
+type wired struct{ net.Conn }
+
+func (wired) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(netip.AddrPortFrom(node4, 179)) }
+
+// A router is sent all routes of a family at once when it asks for them, and again after a second at the earliest. What it asks
+// for meanwhile is one request of each family.
+func TestRequestsForAllRoutes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		p := newPeering(NewMachine(nil, false), "tor", target{Session: plan.Session{Peer: &config.Peer{}}})
+		a := New(Options{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(),
+			NextHops: func(netip.Addr) ([]netip.Addr, error) { return []netip.Addr{node6}, nil }})
+		s := newSession(a, p)
+		s.rib.set(vip4, plan.Route{"tor": {}})
+		s.rib.set(vip6, plan.Route{"tor": {}})
+		s.rib.start()
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &writer{session: s, ctx: ctx, conn: wired{ours}, timeout: time.Minute, negotiated: negotiated{ipv4: true, ipv6: true},
+			encoding: encoding{localASN: nodeASN, fourOctet: true, next4: node4, next6: node6}}
+		w.looked = w.encoding
+		var received atomic.Int64
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer ours.Close()
+		defer cancel()
+		running.Go(func() { w.run() }) //nolint:errcheck // it ends with ctx
+		running.Go(func() {
+			for {
+				if _, err := readMessage(theirs); err != nil {
+					return
+				}
+				received.Add(1)
+			}
+		})
+		ask := func(afi byte) {
+			_, err := s.handle(message{packet.BGP_MSG_ROUTE_REFRESH, []byte{0, afi, 0, packet.SAFI_UNICAST}})
+			require.NoError(t, err)
+		}
+		updates := func() int64 { synctest.Wait(); return received.Swap(0) }
+		require.EqualValues(t, 2, updates())
+		for range 3 {
+			time.Sleep(3 * refreshPause)
+			ask(packet.AFI_IP)
+			require.EqualValues(t, 1, updates(), "it waits")
+			ask(packet.AFI_IP6)
+			require.EqualValues(t, 1, updates(), "it waits for the other family")
+		}
+		for range 1000 {
+			ask(packet.AFI_IP)
+			ask(packet.AFI_IP6)
+		}
+		time.Sleep(refreshPause - 1)
+		require.Zero(t, updates())
+		time.Sleep(10 * refreshPause)
+		require.EqualValues(t, 2, updates())
+		for range 1000 {
+			ask(packet.AFI_IP)
+			time.Sleep(refreshPause / 100)
+		}
+		require.LessOrEqual(t, updates(), int64(11))
 	})
 }
