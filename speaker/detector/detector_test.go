@@ -16,10 +16,15 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
 
-const testTimeout = 20 * time.Second
+const (
+	testTimeout = 20 * time.Second
+	// defaultBuffer is the size that kernels allow a buffer by default.
+	defaultBuffer = 212992
+)
 
 // slow is a timing by which speakers of one busy process are not taken for lost.
 var slow = watch.Timing{Interval: 50 * time.Millisecond, Missed: 40}
@@ -35,13 +40,23 @@ type running struct {
 // run runs a Task on loopback, at an address of its own.
 func run(t *testing.T, host byte, timing watch.Timing, keys ...string) *running {
 	t.Helper()
-	memberlist, err := shared(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 9, byte(len(t.Name())), host}), 0))
-	require.NoError(t, err)
-	r := &running{memberlist: memberlist}
-	self := watch.Member{Name: fmt.Sprint("n", host), Session: uint64(host) << 8, Addr: memberlist.LocalAddr().(*net.UDPAddr).AddrPort()}
-	r.Task, err = Listen(Options{Self: self, Want: want(timing, keys), Log: slog.New(slog.DiscardHandler),
-		Refused: func() { r.refused.Add(1) }})
-	require.NoError(t, err)
+	here := func(f func() error) error { return f() }
+	return runAt(t, here, netip.AddrFrom4([4]byte{127, 9, byte(len(t.Name())), host}), host, timing, keys...)
+}
+
+// runAt runs a Task at the address, with sockets that are opened inside.
+func runAt(t *testing.T, inside func(func() error) error, at netip.Addr, host byte, timing watch.Timing, keys ...string) *running {
+	t.Helper()
+	r := &running{}
+	require.NoError(t, inside(func() (err error) {
+		if r.memberlist, err = shared(netip.AddrPortFrom(at, 0)); err != nil {
+			return err
+		}
+		self := watch.Member{Name: fmt.Sprint("n", host), Session: uint64(host) << 8, Addr: r.memberlist.LocalAddr().(*net.UDPAddr).AddrPort()}
+		r.Task, err = Listen(Options{Self: self, Want: want(timing, keys), Log: slog.New(slog.DiscardHandler),
+			Refused: func() { r.refused.Add(1) }})
+		return err
+	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
@@ -50,7 +65,7 @@ func run(t *testing.T, host byte, timing watch.Timing, keys ...string) *running 
 		cancel()
 		if !ended {
 			require.NoError(t, <-done)
-			require.NoError(t, memberlist.Close())
+			require.NoError(t, r.memberlist.Close())
 		}
 		ended = true
 	}
@@ -98,8 +113,6 @@ func TestPortIsShared(t *testing.T) {
 	require.Zero(t, r.refused.Load())
 	r.send(t, []byte("LoB1"))
 	r.isRefused(t, 1)
-	r.send(t, append([]byte("LoU1"), make([]byte, 2000)...))
-	r.isRefused(t, 2)
 }
 
 // Packets without the key are refused; the loop goes on after a flood of them.
@@ -115,6 +128,96 @@ func TestStrangers(t *testing.T) {
 	other := run(t, 2, slow, "a")
 	meet(r, other, "a")
 	ends(t, r, other)
+}
+
+// member is a speaker of the test's: it sends heartbeats, answers, and counts how often it is doubted.
+type member struct {
+	watch.Member
+	doubts atomic.Int64
+}
+
+// newMember starts a member that r watches.
+func newMember(t *testing.T, h *testnet.Host, at string, r *running, timing watch.Timing, key string) *member {
+	t.Helper()
+	var c *net.UDPConn
+	require.NoError(t, h.Do(func() (err error) {
+		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)))
+		return err
+	}))
+	t.Cleanup(func() { c.Close() })
+	m := &member{Member: watch.Member{Name: "m", Session: 77, Addr: netip.MustParseAddrPort(at)}}
+	var sequence atomic.Uint64
+	send := func(s *watch.Sealer, kind watch.Kind) error {
+		p := watch.Packet{Kind: kind, From: m.Session, Sequence: sequence.Add(1), Interval: timing.Interval}
+		_, err := c.WriteToUDPAddrPort(s.Seal(nil, p, r.options.Self.Session), r.options.Self.Addr)
+		return err
+	}
+	go func() {
+		for s := watch.NewSealer([][]byte{[]byte(key)}); send(s, watch.Beat) == nil; time.Sleep(timing.Interval * 5 / 6) {
+		}
+	}()
+	go func() {
+		s, b := watch.NewSealer([][]byte{[]byte(key)}), make([]byte, 100)
+		for {
+			n, _, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			if p, ok := s.Open(b[:n], m.Session); ok && p.Kind == watch.Ask {
+				m.doubts.Add(1)
+				send(s, watch.Answer) //nolint:errcheck // it is closed
+			}
+		}
+	}()
+	return m
+}
+
+// A stranger who fills the sockets' buffers has nobody doubted: not with large packets, which take most of the room, and not
+// with small ones on a node where few fill a buffer, as a small buffer stands for network cards that have a page for each.
+func TestStrangersFillTheBuffers(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]struct{ size, buffer int }{
+		"large packets": {1400, defaultBuffer}, "a small buffer": {40, defaultBuffer / 13},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testnet.NewSegment(t, 3)
+			timing := watch.Timing{Interval: 100 * time.Millisecond, Missed: 5}
+			r := runAt(t, s.Hosts[0].Do, netip.MustParseAddr("198.18.0.1"), 1, timing, "a")
+			require.NoError(t, set(r.sockets.beats.fd, unix.SO_RCVBUF, of.buffer))
+			m := newMember(t, s.Hosts[1], "198.18.0.2:9744", r, timing, "a")
+			r.Set(want(timing, []string{"a"}, m.Member))
+			hears := func() bool {
+				w := r.Status().Watched
+				return len(w) == 1 && w[0].Silent > 0 && w[0].Silent < 2*timing.Interval
+			}
+			require.Eventually(t, hears, testTimeout, 10*time.Millisecond)
+			doubts := m.doubts.Load()
+			require.NoError(t, s.Hosts[2].Do(func() error {
+				c, err := net.Dial("udp", r.options.Self.Addr.String())
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				packet := append([]byte("LoB1"), make([]byte, 1396)...)
+				for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
+					for i := range 40 {
+						size := of.size
+						if i%20 == 0 {
+							size = 40 // for the room that no large one fits into
+						}
+						if _, err := c.Write(packet[:size]); err != nil {
+							return err
+						}
+					}
+					time.Sleep(time.Millisecond)
+				}
+				return nil
+			}))
+			assert.Empty(t, r.Verdicts())
+			assert.Equal(t, doubts, m.doubts.Load())
+		})
+	}
 }
 
 // meet has the two count each other as members.
@@ -231,6 +334,31 @@ func TestKernelsWithoutTheNewStamps(t *testing.T) {
 	require.NoError(t, err)
 	defer s.close()
 	readLate(t, s, func() { s.send(at, []byte("LoB1")) })
+}
+
+// Packets that are longer than any of a speaker take no room in the kernel, however many come. Those as long as the longest one come in.
+func TestLongPacketsTakeNoRoom(t *testing.T) {
+	t.Parallel()
+	at, s := besideMemberlist(t, "127.0.0.1:0")
+	require.NoError(t, set(s.beats.fd, unix.SO_RCVBUF, defaultBuffer))
+	c, err := net.Dial("udp", at.String())
+	require.NoError(t, err)
+	defer c.Close()
+	const short = 100
+	for range short {
+		for range 20 {
+			_, err = c.Write(append([]byte("LoB1"), make([]byte, 1396)...))
+			require.NoError(t, err)
+		}
+		_, err = c.Write(append([]byte("LoB1"), make([]byte, watch.MaxPacket-4)...))
+		require.NoError(t, err)
+	}
+	n := 0
+	for read := s.beats.read(); read > 0; read = s.beats.read() {
+		n += read
+	}
+	assert.Equal(t, short, n)
+	assert.False(t, s.beats.crowded())
 }
 
 // Nothing is allocated for a packet that is read.

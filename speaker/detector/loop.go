@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// mostRounds bounds how many batches are read from a socket at a time. Honest speakers send less. The loop then
-	// pauses, because a flood must not keep a processor busy, and takes nobody for silent: the packets of others are lost in it.
+	// mostRounds bounds how many batches are read from a socket at a time. Honest speakers send less. After a flood the loop
+	// pauses, because that must not keep a processor busy, and takes nobody for silent: the packets of others are lost in it.
 	mostRounds = 8
 	floodPause = 5 * time.Millisecond
 	// publishInterval is the time between two Statuses.
@@ -62,6 +62,7 @@ func (t *Task) poll(deadline time.Time) error {
 
 // receive takes all packets that have arrived at a socket, and reports whether they may not have been all.
 func (t *Task) receive(s *socket) (flooded bool) {
+	flooded = s.crowded()
 	for range mostRounds {
 		n := s.read()
 		now := time.Now()
@@ -69,7 +70,7 @@ func (t *Task) receive(s *socket) (flooded bool) {
 			t.take(s, i, now)
 		}
 		if n < batch {
-			return false
+			return flooded
 		}
 	}
 	return true

@@ -24,8 +24,9 @@ type socket struct {
 	headers  [batch]header
 	vectors  [batch]unix.Iovec
 	names    [batch]unix.RawSockaddrAny
-	payloads [batch][watch.MaxPacket + 1]byte
+	payloads [batch][watch.MaxPacket]byte
 	controls [batch][stampSize]byte
+	memory   [unix.SK_MEMINFO_VARS]uint32
 	wall     time.Time // when the batch was read
 	before   time.Time // when the one before was read
 }
@@ -63,11 +64,17 @@ func (s *socket) read() int {
 	return n
 }
 
-// payload returns the bytes of a packet. They are valid until the next read. A packet that is too long is cut, and one
-// byte longer than any that a speaker sends.
-func (s *socket) payload(i int) []byte {
-	return s.payloads[i][:min(int(s.headers[i].length), len(s.payloads[i]))]
+// crowded reports whether packets have taken more than half of the kernel's buffer. Some may then have found no room. How many fill
+// it depends on the network card: a packet may take as much as a page.
+func (s *socket) crowded() bool {
+	size := uint32(unsafe.Sizeof(s.memory))
+	_, _, err := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&s.memory)), uintptr(unsafe.Pointer(&size)), 0)
+	return err == 0 && s.memory[unix.SK_MEMINFO_RMEM_ALLOC] > s.memory[unix.SK_MEMINFO_RCVBUF]/2
 }
+
+// payload returns the bytes of a packet. They are valid until the next read.
+func (s *socket) payload(i int) []byte { return s.payloads[i][:s.headers[i].length] }
 
 // source returns where a packet comes from.
 func (s *socket) source(i int) netip.AddrPort {

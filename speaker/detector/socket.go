@@ -26,8 +26,12 @@ const (
 	ofUrgent
 )
 
-// receiveBuffer is the size of the kernel's buffer of a socket, if the kernel allows it.
-const receiveBuffer = 1 << 20
+const (
+	// receiveBuffer is the size of the kernel's buffer of a socket, if the kernel allows it.
+	receiveBuffer = 1 << 20
+	// headerSize is the size of UDP's header.
+	headerSize = 8
+)
 
 // Share prepares memberlist's UDP socket, before it is bound, for a port that it shares with the detector. It is a
 // net.ListenConfig's Control.
@@ -44,17 +48,31 @@ func share(fd int) error {
 		return os.NewSyscallError("setsockopt SO_REUSEPORT", err)
 	}
 	// A packet that is shorter than four bytes is memberlist's, too: the program ends with 0.
-	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: watch.MagicBeat, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: ofBeats},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: watch.MagicUrgent, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: ofUrgent},
-		{Code: unix.BPF_RET | unix.BPF_K, K: ofMemberlist},
-	}
+	return attach(fd, unix.SO_ATTACH_REUSEPORT_CBPF,
+		unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: watch.MagicBeat, Jf: 1},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: ofBeats},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: watch.MagicUrgent, Jf: 1},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: ofUrgent},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: ofMemberlist},
+	)
+}
+
+// refuseLong has the kernel drop packets that are longer than any that a speaker sends, before they take the room of others.
+func refuseLong(fd int) error {
+	const all = 1<<32 - 1
+	return attach(fd, unix.SO_ATTACH_FILTER,
+		unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_LEN},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K, K: headerSize + watch.MaxPacket, Jf: 1},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: all},
+	)
+}
+
+// attach attaches a program to a socket.
+func attach(fd, option int, filter ...unix.SockFilter) error {
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	return os.NewSyscallError("setsockopt SO_ATTACH_REUSEPORT_CBPF",
-		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program))
+	return os.NewSyscallError("setsockopt of a filter", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, option, &program))
 }
 
 // sockets are those of a detector.
@@ -101,6 +119,9 @@ func (s *socket) open(at netip.AddrPort) error {
 		if err == nil {
 			err = set(fd, option, value)
 		}
+	}
+	if err == nil {
+		err = refuseLong(fd)
 	}
 	if err == nil && family == unix.AF_INET6 { // as Go's sockets: sockets that share a port must be alike
 		err = os.NewSyscallError("setsockopt IPV6_V6ONLY", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0))
