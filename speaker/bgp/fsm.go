@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
@@ -388,7 +389,9 @@ func (w *writer) flush() error {
 	return b.send(withdraw, func(a attributes, prefixes []netip.Prefix) error {
 		messages, err := w.encoding.announcements(a.Value(), prefixes)
 		if err != nil {
-			w.log.Error("BGP cannot announce", "prefixes", len(prefixes), "first", prefixes[0], "err", err)
+			if fresh := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return !b.tooLong[p] }); fresh >= 0 { // else it is logged
+				w.log.Error("BGP cannot announce", "prefixes", len(prefixes), "first", prefixes[fresh], "err", err)
+			}
 			w.rib.reject(prefixes, withheldTooLong)
 			messages, err = w.encoding.withdrawals(prefixes) // of what they were before
 		}

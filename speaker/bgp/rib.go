@@ -216,6 +216,8 @@ type batch struct {
 	announce map[attributes][]netip.Prefix
 	// forbidden are the wanted prefixes that are not permitted, and were not withheld for that before.
 	forbidden []netip.Prefix
+	// tooLong are those to announce that could not be announced before.
+	tooLong map[netip.Prefix]bool
 }
 
 // take returns what has to be sent now, and records it as sent. deny returns why the session
@@ -223,7 +225,7 @@ type batch struct {
 func (r *rib) take(deny func(netip.Prefix) Withholding) batch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b := batch{announce: map[attributes][]netip.Prefix{}}
+	b := batch{announce: map[attributes][]netip.Prefix{}, tooLong: map[netip.Prefix]bool{}}
 	for prefix, again := range r.pending {
 		before, was := r.sent[prefix]
 		now, is := r.offerLocked(prefix, deny, &b)
@@ -254,6 +256,9 @@ func (r *rib) offerLocked(prefix netip.Prefix, deny func(netip.Prefix) Withholdi
 		if before != why {
 			b.forbidden = append(b.forbidden, prefix)
 		}
+	}
+	if before == withheldTooLong {
+		b.tooLong[prefix] = true
 	}
 	switch {
 	case why != "":
