@@ -35,6 +35,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/speaker/realtime"
 )
 
@@ -78,7 +79,7 @@ type setting struct {
 // New returns a Task that does nothing until it runs.
 func New(o Options) *Task {
 	t := &Task{
-		log: o.Log, sets: make(chan setting, 1), ready: make(chan struct{}), stopped: make(chan struct{}),
+		log: loglimit.Logger(o.Log), sets: make(chan setting, 1), ready: make(chan struct{}), stopped: make(chan struct{}),
 		listeners: map[transport]*listener{}, discarded: make([]atomic.Uint64, len(discards)),
 	}
 	t.published.Store(&[]*session{})

@@ -37,6 +37,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -94,7 +95,7 @@ func New(o Options) *Announcer {
 	}
 	a := &Announcer{
 		options:  o,
-		log:      o.Log,
+		log:      loglimit.Logger(o.Log),
 		calls:    make(chan func()),
 		end:      make(chan bool),
 		stopped:  make(chan struct{}),

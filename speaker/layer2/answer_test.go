@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -197,3 +198,15 @@ func BenchmarkSet(b *testing.B) {
 type blackHole struct{ net.PacketConn }
 
 func (blackHole) WriteTo(b []byte, _ net.Addr) (int, error) { return len(b), nil }
+
+// Whoever has the key, and has a speaker yield and resume without an end, does not fill the log.
+func TestYieldsWithoutEnd(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		for range 15_000 {
+			w.note(responderKey{}, segment.Note{Kind: segment.Yields, VIP: vipA})
+			w.note(responderKey{}, segment.Note{Kind: segment.Resumes, VIP: vipA})
+		}
+		assert.Equal(t, 20_000, strings.Count(w.log.String(), "\n"))
+	})
+}

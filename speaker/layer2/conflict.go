@@ -163,13 +163,13 @@ func (a *Announcer) note(on responderKey, n segment.Note) {
 			return // a machine may claim all VIPs, each a thousand times a second
 		}
 	}
-	log := a.log.With("vip", n.VIP, "interface", on.name)
+	log := a.bounded.With("vip", n.VIP, "interface", on.name)
 	switch n.Kind {
 	case segment.Conflict:
 		log.Warn(conflictMessage(n), "hardware_addr", n.Other)
 	case segment.Free:
 		a.conflicts.clear(n.VIP)
-		log.Info("announcing", "message", "nobody else has it")
+		a.log.Info("announcing", "vip", n.VIP, "interface", on.name, "message", "nobody else has it")
 	case segment.Yields:
 		log.Warn("another speaker with the same membership key has the VIP and ranks above this one: not announced here", "hardware_addr",
 			n.Other, "help", "if it is of this cluster, the nodes do not reach each other at the membership port, TCP or UDP; if it is of "+
@@ -177,11 +177,11 @@ func (a *Announcer) note(on responderKey, n segment.Note) {
 	case segment.Resumes:
 		log.Info("announcing again: the other speaker is silent", "hardware_addr", n.Other)
 	case segment.Deaf:
-		a.log.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, only answered for, "+
-			"until a neighbour is heard", "interface", on.name, "family", on.protocol.Family(),
+		a.bounded.Warn("other speakers are lost, and nothing comes in on the interface: VIPs are not announced again there, "+
+			"only answered for, until a neighbour is heard", "interface", on.name, "family", on.protocol.Family(),
 			"help", "a cable, a transceiver or a switch port may carry one way only; ip -s link show dev "+on.name)
 	case segment.Hears:
-		a.log.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", on.name, "family",
+		a.bounded.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", on.name, "family",
 			on.protocol.Family())
 	}
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
@@ -94,6 +95,7 @@ type Options struct {
 type Announcer struct {
 	options   Options
 	log       *slog.Logger
+	bounded   *slog.Logger // for what others can cause
 	metrics   *metrics
 	conflicts *conflicts
 
@@ -161,6 +163,7 @@ func New(o Options) *Announcer {
 	a := &Announcer{
 		options:    o,
 		log:        o.Log,
+		bounded:    loglimit.Logger(o.Log),
 		conflicts:  &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}},
 		sets:       make(chan setting),
 		exited:     make(chan *responder),

@@ -54,6 +54,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
@@ -120,7 +121,8 @@ func New(o Options) *Task {
 	o.joinTimeout, o.meetTimeout = cmp.Or(o.joinTimeout, joinTimeout), cmp.Or(o.meetTimeout, meetTimeout)
 	o.tcpTimeout, o.keyTimeout = cmp.Or(o.tcpTimeout, tcpTimeout), cmp.Or(o.keyTimeout, keyTimeout)
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
-	b := &base{options: o, log: o.Log, ring: &ring{}, send: signal(), rejoin: signal(), verify: signal(), rewrite: signal()}
+	b := &base{options: o, log: loglimit.Logger(o.Log), ring: &ring{}, send: signal(), rejoin: signal(), verify: signal(),
+		rewrite: signal()}
 	t := &Task{base: b, table: &table{base: b, peers: peers{b.options.Node: {alive: true, network: &report.Network{}}}}}
 	t.published = published{t.table}
 	t.own = &ownLease{base: b, table: t.table}

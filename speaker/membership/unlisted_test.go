@@ -52,6 +52,20 @@ func TestMadeUpSpeakers(t *testing.T) {
 	require.Eventually(t, func() bool { return n1.knows("honest-7") }, testTimeout, time.Millisecond)
 }
 
+// Somebody who has the key publishes in the name of a speaker without an end: the log has a bound.
+func TestChangesWithoutEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		log := &sharedLog{}
+		task := New(Options{Node: "n1", Log: slog.New(slog.NewTextHandler(log, nil)), Registry: prometheus.NewRegistry()})
+		task.gossip.NotifyJoin(&memberlist.Node{Name: "n2", Meta: []byte{metaVersion, 0}})
+		for i := range 30_000 {
+			task.gossip.NotifyUpdate(&memberlist.Node{Name: "n2", Meta: []byte{metaVersion, []byte{metaReady, 0}[i%2]}})
+		}
+		assert.Equal(t, 10_000, strings.Count(log.String(), `"speaker changed"`))
+	})
+}
+
 // 20,000 names cost what a few do, also when each of them leaves before the next one
 // comes.
 func TestMadeUpSpeakersThatComeAndGo(t *testing.T) {
