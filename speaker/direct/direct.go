@@ -115,7 +115,7 @@ func New(o Options) *Director {
 	o.Hold, o.Guard = cmp.Or(o.Hold, defaultHold), cmp.Or(o.Guard, defaultGuard)
 	l := &line{}
 	d := &Director{Options: o, Machine: newMachine(o), line: l, sets: make(chan plan.Forwarding, 1), ready: make(chan struct{}),
-		shortcut: shortcut{log: o.Log, line: l, guard: o.Guard}}
+		shortcut: shortcut{log: o.Log, line: l, guard: o.Guard, left: [2]left{{may: true}, {may: true}}}}
 	d.published.Store(&Status{})
 	if o.Registry != nil {
 		o.Registry.MustRegister(collector{d})
@@ -132,12 +132,10 @@ func (d *Director) InForce() bool {
 	if s := d.Status(); s.known {
 		return s.InForce
 	}
-	k, err := dial()
-	if err != nil {
-		return false
-	}
-	defer k.Close()
-	return slices.ContainsFunc(families, k.exists)
+	return slices.ContainsFunc(families, func(f *family) bool {
+		there, err := exists(f)
+		return err == nil && there
+	})
 }
 
 // Changed returns a channel that is closed when InForce or NoRules has another answer.
@@ -246,7 +244,7 @@ func (d *Director) verify(refresh bool) {
 			d.have[i], d.stale, d.logged = nil, true, summary{}
 		}
 		if !works(shortcuts[i], d.shortcut.have[i]) {
-			d.shortcut.have[i] = nil // it is made anew
+			d.shortcut.drop(i, time.Now()) // it is made anew
 		}
 	}
 }
@@ -259,8 +257,9 @@ func (d *Director) take(want plan.Forwarding) {
 
 // reconcile brings the rules into force.
 func (d *Director) reconcile() {
-	var err error
-	d.advance(time.Now())
+	now := time.Now()
+	d.advance(now)
+	left, err := d.shortcut.clear(now), error(nil)
 	if d.busy() {
 		err = d.look()
 	} else {
@@ -270,7 +269,7 @@ func (d *Director) reconcile() {
 		err = d.apply()
 		d.stale = err != nil
 	}
-	err = errors.Join(err, d.refused)
+	err = errors.Join(err, d.refused, left)
 	if err != nil && (d.err == nil || d.err.Error() != err.Error()) {
 		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err, "hint", hint(err))
 	} else if err == nil && d.err != nil {
@@ -334,7 +333,7 @@ func (d *Director) apply() error {
 		d.Log.Info("direct forwarding", "services", now.services, "draining", now.switchedOff, "tables", now.tables,
 			"neighbours", now.neighbours, "closed", now.closed)
 	}
-	d.began, d.shortcut.began = true, true
+	d.began = true
 	return nil
 }
 
@@ -398,7 +397,13 @@ func (d *Director) applyTo(i int, f *family, tables Tables) error {
 		return err
 	}
 	rest, err := d.shortcut.restrict(k, i, want)
-	if want != nil || d.there[i] || !d.began && k.exists(f) {
+	changes := want != nil || d.there[i]
+	if !changes && !d.began {
+		var unknown error
+		changes, unknown = k.exists(f)
+		err = errors.Join(err, unknown)
+	}
+	if changes {
 		err = errors.Join(err, k.change(f, d.have[i], want, d.Guard))
 	}
 	if err == nil {
@@ -409,9 +414,12 @@ func (d *Director) applyTo(i int, f *family, tables Tables) error {
 		// may not change is another program's.
 		d.line.End()
 		d.have[i], d.keys[i] = nil, nil
-		d.there[i] = (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM) && exists(f)
+		if there, unknown := exists(f); unknown == nil {
+			d.there[i] = there && (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM)
+		}
 		d.missing[i] = want != nil && !d.there[i]
-		return errors.Join(err, d.shortcut.drop(i))
+		d.shortcut.drop(i, time.Now())
+		return err
 	}
 	d.shortcut.have[i] = rest
 	d.took(i, want, keys, peers)

@@ -283,17 +283,24 @@ func (k kernel) flush(f *family) error {
 	return k.flushFurther(f)
 }
 
-// exists reports whether there is a table. Without the right to ask it returns false.
-func (k kernel) exists(f *family) bool {
+// absent are the kernel's answers when there is no table, or no nftables, or when the process may not ask: then it could
+// not have made one.
+var absent = []error{unix.ENOENT, unix.EPERM, unix.EACCES, unix.EINVAL, unix.EOPNOTSUPP, unix.EAFNOSUPPORT}
+
+// exists reports whether there is a table. An error is no answer.
+func (k kernel) exists(f *family) (bool, error) {
 	_, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
-	return err == nil
+	if err == nil || slices.ContainsFunc(absent, func(answer error) bool { return errors.Is(err, answer) }) {
+		return err == nil, nil
+	}
+	return false, fmt.Errorf("look for the nftables table %s: %w", f.name(), err)
 }
 
 // exists asks over a new socket: after a failed change, the old one may have unread answers, or its deadline has passed.
-func exists(f *family) bool {
+func exists(f *family) (bool, error) {
 	k, err := dial()
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer k.Close()
 	return k.exists(f)
@@ -532,7 +539,9 @@ func counts(of []*family) (map[string]uint64, error) {
 	defer k.Close()
 	packets := map[string]uint64{}
 	for _, f := range of {
-		if !k.exists(f) {
+		if there, err := k.exists(f); err != nil {
+			return nil, err
+		} else if !there {
 			continue
 		}
 		objects, err := k.GetNamedObjects(f.table)

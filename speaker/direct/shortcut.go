@@ -14,6 +14,8 @@ const (
 	// After a look-up in conntrack, which may have a million entries, the Director waits for lookFactor
 	// times as long as the look-up took, a keptInterval at most.
 	lookFactor = 20
+	// Rules that could not be removed are tried again after firstRetry, and each time after twice as long, lastRetry at most.
+	firstRetry, lastRetry = time.Second, time.Minute
 )
 
 // shortcut hands packets over at the interface where they come in (ingress.go). The rules after conntrack
@@ -30,25 +32,34 @@ type shortcut struct {
 	line  *line
 	guard time.Duration
 	have  [2]*ruleset // by family: the rules that the kernel has
-	began bool        // the rules of an earlier Director are gone
+	left  [2]left
 	// nextLook is when conntrack is read again if a Service has no shortcut, nextKept if connections are
 	// excepted.
 	nextLook, nextKept time.Time
 	err                error
 }
 
+// left are rules in the kernel that are to be removed, whatever they are: those of an earlier Director, and those whose
+// last change failed. Without a Director they would hand packets over until the guard ends.
+type left struct {
+	may  bool // there may be some
+	next time.Time
+	wait time.Duration
+	err  error // why they were not removed
+}
+
 // restrict removes the shortcut of the Services that a change affects, in the transaction of that change.
 // It returns the rest. Nil: there will be no rules.
 func (s *shortcut) restrict(k kernel, i int, want *ruleset) (rest *ruleset, err error) {
 	f, have := shortcuts[i], s.have[i]
-	if have == nil || want == nil {
-		if (have != nil || !s.began) && k.exists(f) {
-			err = k.change(f, have, nil, s.guard)
-		}
-		return nil, err
+	switch {
+	case have == nil:
+		return nil, nil
+	case want == nil:
+		return nil, k.change(f, have, nil, s.guard)
 	}
-	if left := have.unchanged(want); len(left.services) < len(have.services) {
-		return left, k.change(f, have, left, s.guard)
+	if rest = have.unchanged(want); len(rest.services) < len(have.services) {
+		return rest, k.change(f, have, rest, s.guard)
 	}
 	return have, nil
 }
@@ -67,14 +78,43 @@ func (r *ruleset) unchanged(want *ruleset) *ruleset {
 	return &left
 }
 
-// drop removes all rules of a family, after a change has failed.
-func (s *shortcut) drop(i int) error {
-	s.have[i] = nil
+// drop removes all rules of a family, after a change has failed. If that fails, too, clear tries it again.
+func (s *shortcut) drop(i int, now time.Time) {
+	s.have[i], s.left[i].may = nil, true
+	s.clear(now) //nolint:errcheck // the next call returns it
+}
+
+// clear removes rules that are left, and returns why it could not.
+func (s *shortcut) clear(now time.Time) (err error) {
+	for i, f := range shortcuts {
+		l := &s.left[i]
+		if l.may && !now.Before(l.next) {
+			if l.err = s.remove(f); l.err == nil {
+				*l = left{}
+			} else {
+				l.wait = min(max(firstRetry, 2*l.wait), lastRetry)
+				l.next = now.Add(l.wait)
+			}
+		}
+		err = errors.Join(err, l.err)
+	}
+	return err
+}
+
+// remove removes the rules of a family, if there are some.
+func (s *shortcut) remove(f *family) error {
 	k, err := s.line.open()
-	if err != nil || !k.exists(shortcuts[i]) {
+	if err != nil {
 		return err
 	}
-	return errors.Join(k.change(shortcuts[i], nil, nil, s.guard), k.flush(shortcuts[i]))
+	there, err := k.exists(f)
+	if there {
+		err = errors.Join(k.change(f, nil, nil, s.guard), k.flush(f))
+	}
+	if err != nil {
+		s.line.End()
+	}
+	return err
 }
 
 // extend gives the Services without a shortcut one, made from the rules after conntrack. It reports
@@ -97,7 +137,7 @@ func (s *shortcut) extend(now time.Time, rules [2]*ruleset) (looked bool) {
 	took := time.Since(start)
 	for i, kept := range kept {
 		if kept != nil {
-			errs = errors.Join(errs, s.give(i, rules[i].shortcut(kept)))
+			errs = errors.Join(errs, s.give(i, rules[i].shortcut(kept), now))
 		}
 	}
 	s.nextLook, s.nextKept = now.Add(min(keptInterval, lookFactor*took)), now.Add(keptInterval)
@@ -139,7 +179,7 @@ func (r *ruleset) shortcut(kept *kept) *ruleset {
 }
 
 // give writes the shortcut of a family.
-func (s *shortcut) give(i int, want *ruleset) error {
+func (s *shortcut) give(i int, want *ruleset, now time.Time) error {
 	k, err := s.line.open()
 	if err != nil {
 		return err
@@ -149,9 +189,10 @@ func (s *shortcut) give(i int, want *ruleset) error {
 	}
 	if err != nil {
 		s.line.End()
-		return errors.Join(err, s.drop(i))
+		s.drop(i, now)
+		return err
 	}
-	s.have[i] = want
+	s.have[i], s.left[i] = want, left{} // it was made anew if there was another one
 	return nil
 }
 

@@ -2,10 +2,12 @@ package direct
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -186,6 +188,65 @@ func BenchmarkKept(b *testing.B) {
 				return err
 			}
 		}
+		return nil
+	}))
+}
+
+// Rules at the interface that cannot be removed hand packets over by a table that is no longer. It is an error until they are
+// removed, which is tried less and less often. Meanwhile the other rules follow the plan.
+func TestShortcutThatCannotBeRemoved(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	table := shortcuts[0].name()
+	require.NoError(t, host.Do(func() error {
+		d.take(plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Backends: some("n1")}}})
+		require.True(t, d.shortcut.extend(time.Now(), d.have))
+		return errors.Join(d.err, d.shortcut.err)
+	}))
+	host.Run("nft", "delete table "+table)
+	release := (&node{Host: host}).occupy(t, shortcuts[0])
+	require.NoError(t, host.Do(func() error {
+		d.take(plan.Forwarding{})
+		require.ErrorIs(t, d.err, unix.EPERM)
+		for range 3 {
+			d.reconcile()
+			require.ErrorIs(t, d.err, unix.EPERM, "it is still there")
+			require.Contains(t, d.Status().Error, table)
+			require.True(t, d.have[0].services[serviceKey(vip4, 80)].switchedOff)
+		}
+		left := &d.shortcut.left[0]
+		for _, want := range []time.Duration{2, 4, 8, 16, 32, 60, 60} {
+			now := left.next
+			require.Error(t, d.shortcut.clear(now.Add(-time.Millisecond)))
+			require.Equal(t, now, left.next)
+			require.Error(t, d.shortcut.clear(now))
+			require.Equal(t, now.Add(want*time.Second), left.next)
+		}
+		return nil
+	}))
+	release()
+	host.Run("nft", "add table "+table)
+	require.NoError(t, host.Do(func() error {
+		d.shortcut.left[0].next = time.Time{}
+		d.reconcile()
+		return d.err
+	}))
+	require.NotContains(t, host.Run("nft", "list tables"), table)
+}
+
+// A question to the kernel that fails is no answer.
+func TestTablesThatMayBeThere(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, testnet.NewHost(t, "node").Do(func() error {
+		k, err := dial()
+		require.NoError(t, err)
+		defer k.Close()
+		there, err := k.exists(families[0])
+		require.NoError(t, err)
+		require.False(t, there)
+		require.NoError(t, k.Socket.Close())
+		_, err = k.exists(families[0])
+		require.ErrorContains(t, err, "look for the nftables table ip lodestone-direct")
 		return nil
 	}))
 }
