@@ -26,14 +26,14 @@ type Machine struct {
 	heard       map[segmentKey]time.Time // since when at least one other node is heard at any time
 	switchedOff map[plan.LimitKey]switchedOff
 	absences    absences
-	have        [2]*ruleset             // by family: the rules that the kernel has
-	keys        [2]map[int]string       // from which backends their tables of buckets are made,
-	peered      [2]map[string]neighbour // and with which peers
-	there       [2]bool                 // the kernel has a table
-	without     [2]int                  // Services without a table of buckets, because there are too many
-	most        int                     // the largest number of buckets, see maxBuckets
-	stale       bool                    // other rules may have to be written
-	refused     error                   // why the node cannot have rules
+	have        [2]*ruleset               // by family: the rules that the kernel has
+	keys        [2]map[int]string         // from which backends their tables of buckets are made,
+	peered      [2]map[string]neighbour   // and with which peers
+	there       [2]bool                   // the kernel has a table
+	without     [2]map[plan.LimitKey]bool // Services without a table of buckets, because there are too many
+	most        int                       // the largest number of buckets, see maxBuckets
+	stale       bool                      // other rules may have to be written
+	refused     error                     // why the node cannot have rules
 }
 
 // Tables are tables of buckets by the backends that they are made from. Each is made once.
@@ -61,8 +61,8 @@ func (m *Machine) set(want plan.Forwarding, now time.Time) {
 	for key := range want.Services {
 		delete(m.switchedOff, key)
 	}
-	m.boundSwitchedOff()
 	m.want, m.stale = want, true
+	m.boundSwitchedOff()
 	maps.DeleteFunc(m.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
 		_, still := m.forwarded(key)
 		return !still
@@ -107,16 +107,13 @@ func (m *Machine) took(i int, want *ruleset, keys map[int]string, peers map[stri
 // buckets is made. Nil: there is nothing to forward. It takes tables of buckets from tables, and adds new
 // ones to it.
 func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tables) (*ruleset, map[int]string) {
-	services, room := m.byTable(f, peers)
-	all, without := len(services), 0
-	if all == 0 || m.refused != nil {
-		m.setWithout(i, f, 0, 0)
+	wanted, off := m.services(f, peers)
+	if len(wanted)+len(off) == 0 || m.refused != nil {
+		m.setWithout(i, f, nil)
 		return nil, nil
 	}
-	if room < 0 {
-		services, without = m.fair(i, services)
-	}
-	m.setWithout(i, f, without, all)
+	services, without := m.share(wanted, off)
+	m.setWithout(i, f, without)
 	r := newRuleset()
 	interfaces := r.connect(peers)
 	numbers := m.numbers(i, services)
@@ -138,10 +135,8 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 	return r, numbers
 }
 
-// byTable returns the family's Services by the backends that their tables are made from, and how many
-// buckets are left. If there is no room, switched-off Services are left out in favour of wanted ones.
-func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[string][]service, room int) {
-	services, room = map[string][]service{}, m.most
+// services returns the family's Services, those that are wanted and those that are switched off.
+func (m *Machine) services(f *family, peers map[string]neighbour) (wanted, off []service) {
 	// Most Services have the same backends.
 	type backends struct {
 		first  *plan.Backend
@@ -149,9 +144,9 @@ func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[s
 		missed string // by nodes
 	}
 	known := map[backends]service{}
-	add := func(key plan.LimitKey, s plan.Direct, off bool) {
+	add := func(to []service, key plan.LimitKey, s plan.Direct, off bool) []service {
 		if !f.has(key.VIP) {
-			return
+			return to
 		}
 		all := backends{first(s), s.Local, m.absences.missedBy(key)}
 		same, ok := known[all]
@@ -160,24 +155,16 @@ func (m *Machine) byTable(f *family, peers map[string]neighbour) (services map[s
 			same.of = fmt.Sprint(sizeOf(s), same.Backends)
 			known[all] = same
 		}
-		if services[same.of] == nil {
-			if off && room < sizeOf(s) {
-				return
-			}
-			room -= sizeOf(s)
-		}
 		s.Backends = same.Backends
-		services[same.of] = append(services[same.of], service{key.VIP, key.Service, s, off, same.of})
+		return append(to, service{key.VIP, key.Service, s, off, same.of})
 	}
 	for key, s := range m.want.Services {
-		add(key, s, false)
+		wanted = add(wanted, key, s, false)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(m.switchedOff), func(a, b plan.LimitKey) int {
-		return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Service, b.Service))
-	}) {
-		add(key, m.switchedOff[key].Direct, true)
+	for key, s := range m.switchedOff {
+		off = add(off, key, s.Direct, true)
 	}
-	return services, room
+	return wanted, off
 }
 
 // connect adds the peers' hardware addresses and the interfaces to them, and returns the name of the set of
@@ -200,11 +187,7 @@ func (r *ruleset) connect(peers map[string]neighbour) (interfaces string) {
 // serve adds the ports of a Service that uses the table with that number.
 func (r *ruleset) serve(s service, table int, interfaces string) {
 	for _, p := range s.Ports {
-		key := serviceKey(s.vip, p.Number)
-		if _, has := r.services[key]; has && s.switchedOff {
-			continue // a later Service has this VIP and port
-		}
-		r.services[key] = served{steer{table, len(r.tables[table].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
+		r.services[serviceKey(s.vip, p.Number)] = served{steer{table, len(r.tables[table].open), 1 + s.Seed%seeds, min(len(s.Backends), maxRing),
 			s.ByClient, s.switchedOff, interfaces}, s.name}
 	}
 }
@@ -218,53 +201,62 @@ type service struct {
 	of          string // the backends that its table is made from
 }
 
-// setWithout records how many Services have no table, because there would be too many.
-func (m *Machine) setWithout(i int, f *family, without, tables int) {
-	if m.without[i] == 0 && without > 0 {
-		m.log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", without,
-			"tables", tables, "buckets_at_most", m.most)
+// setWithout records which Services have no table, because there would be too many.
+func (m *Machine) setWithout(i int, f *family, without map[plan.LimitKey]bool) {
+	if len(m.without[i]) == 0 && len(without) > 0 {
+		m.log.Warn("too many tables of direct forwarding: some Services work without", "table", f.name(), "services", len(without),
+			"buckets_at_most", m.most)
 	}
 	m.without[i] = without
 }
 
-// fair returns the tables that there is room for, and how many Services have none. Each namespace gets
-// one table before any namespace gets another one, so that none can take the tables of others. Within a
-// namespace, existing tables come first, because connections depend on them.
-func (m *Machine) fair(i int, wanted map[string][]service) (chosen map[string][]service, without int) {
-	namespaces := map[string]map[string]int{} // 1: the table is there
-	for of, all := range wanted {
-		for _, s := range all {
-			namespace, _, _ := strings.Cut(s.name, "/")
-			if namespaces[namespace] == nil {
-				namespaces[namespace] = map[string]int{}
-			}
-			has := 0
-			if m.have[i].has(s) {
-				has = 1
-			}
-			namespaces[namespace][of] = max(namespaces[namespace][of], has)
+// share returns the Services by the backends that their tables are made from, and those that have no table, because there is
+// no room. Switched-off Services take what wanted ones leave. Of both, each namespace gets one table before any namespace
+// gets another one, so that none can take the tables of others. Within a namespace the order is that of the names, after
+// policy Cluster, whose tables all namespaces share. It does not depend on what a node had before: so all nodes leave out the
+// same Services, and one that comes takes the place of one, in its own namespace or in one that has more tables.
+func (m *Machine) share(wanted, off []service) (chosen map[string][]service, without map[plan.LimitKey]bool) {
+	all, room := map[string][]service{}, m.most
+	for _, s := range slices.Concat(wanted, off) {
+		if all[s.of] == nil {
+			room -= sizeOf(s.Direct)
 		}
+		all[s.of] = append(all[s.of], s)
 	}
-	turns := map[string]int{}
-	for _, tables := range namespaces {
-		for turn, of := range slices.SortedFunc(maps.Keys(tables), func(a, b string) int {
-			return cmp.Or(tables[b]-tables[a], cmp.Compare(a, b))
-		}) {
-			if first, ok := turns[of]; !ok || turn < first {
-				turns[of] = turn
+	if room >= 0 {
+		return all, nil
+	}
+	chosen, without, room = map[string][]service{}, map[plan.LimitKey]bool{}, m.most
+	for _, part := range [][]service{wanted, off} {
+		for _, s := range turns(part) {
+			if size := sizeOf(s.Direct); chosen[s.of] == nil && size <= room {
+				chosen[s.of], room = all[s.of], room-size
 			}
 		}
-	}
-	chosen = map[string][]service{}
-	room := m.most
-	for _, of := range slices.SortedFunc(maps.Keys(turns), func(a, b string) int { return cmp.Or(turns[a]-turns[b], cmp.Compare(a, b)) }) {
-		if size := sizeOf(wanted[of][0].Direct); size <= room {
-			chosen[of], room = wanted[of], room-size
-		} else {
-			without += len(wanted[of])
+		for _, s := range part {
+			if chosen[s.of] == nil {
+				without[plan.LimitKey{VIP: s.vip, Service: s.name}] = true
+			}
 		}
 	}
 	return chosen, without
+}
+
+// turns returns one Service for each namespace and table, in the order in which they get tables.
+func turns(all []service) (claims []service) {
+	slices.SortFunc(all, func(a, b service) int {
+		return cmp.Or(cmp.Compare(sizeOf(b.Direct), sizeOf(a.Direct)), cmp.Compare(a.name, b.name), a.vip.Compare(b.vip))
+	})
+	type claim struct{ namespace, of string }
+	has := map[claim]bool{}
+	for _, s := range all {
+		if c := (claim{namespaceOf(s.name), s.of}); !has[c] {
+			has[c] = true
+			claims = append(claims, s)
+		}
+	}
+	fair(claims, func(s service) (string, int) { return s.name, 1 })
+	return claims
 }
 
 // numbers numbers the tables. A table that stays keeps its number, and a new table gets the number
@@ -292,14 +284,6 @@ func (m *Machine) numbers(i int, wanted map[string][]service) map[int]string {
 		keys[next] = key
 	}
 	return keys
-}
-
-// has reports whether a Service has a table.
-func (r *ruleset) has(s service) bool {
-	return r != nil && slices.ContainsFunc(s.Ports, func(p plan.Port) bool {
-		_, has := r.services[serviceKey(s.vip, p.Number)]
-		return has
-	})
 }
 
 // peers returns the other nodes that packets can be handed to, by name.

@@ -1,10 +1,10 @@
 package direct
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -98,34 +98,44 @@ func keepers(self string, hops map[netip.Addr]bool, nodes map[netip.Addr]string)
 	return all
 }
 
-// boundSwitchedOff keeps the ports within maxSwitchedOff. It ends the Services that were switched off
-// first, each time in the namespace with the most ports.
+// boundSwitchedOff ends what a later Service has taken, at a VIP and port, and keeps the rest within maxSwitchedOff: namespaces
+// share it, and in each the Services that were switched off last come first.
 func (m *Machine) boundSwitchedOff() {
-	namespaces, ports := map[string][]plan.LimitKey{}, map[string]int{}
-	all := 0
-	for key, s := range m.switchedOff {
-		namespace, _, _ := strings.Cut(key.Service, "/")
-		namespaces[namespace] = append(namespaces[namespace], key)
-		ports[namespace] += len(s.Ports)
-		all += len(s.Ports)
-	}
-	if all <= maxSwitchedOff {
+	if len(m.switchedOff) == 0 {
 		return
 	}
-	for _, keys := range namespaces {
-		slices.SortFunc(keys, func(a, b plan.LimitKey) int { return m.switchedOff[a].until.Compare(m.switchedOff[b].until) })
+	taken := map[netip.AddrPort]bool{}
+	take := func(vip netip.Addr, port uint16) (had bool) {
+		at := netip.AddrPortFrom(vip, port)
+		had, taken[at] = taken[at], true
+		return had
 	}
-	for all > maxSwitchedOff {
-		most := ""
-		for namespace := range ports {
-			if ports[namespace] > ports[most] {
-				most = namespace
-			}
+	for key, s := range m.want.Services {
+		for _, p := range s.Ports {
+			take(key.VIP, p.Number)
 		}
-		key := namespaces[most][0]
-		n := len(m.switchedOff[key].Ports)
-		namespaces[most], ports[most], all = namespaces[most][1:], ports[most]-n, all-n
-		delete(m.switchedOff, key)
+	}
+	type entry struct {
+		plan.LimitKey
+		switchedOff
+	}
+	all := make([]entry, 0, len(m.switchedOff))
+	for key, off := range m.switchedOff {
+		all = append(all, entry{key, off})
+	}
+	slices.SortFunc(all, func(a, b entry) int {
+		return cmp.Or(b.until.Compare(a.until), cmp.Compare(a.Service, b.Service), a.VIP.Compare(b.VIP))
+	})
+	for i, e := range all {
+		all[i].Ports = slices.DeleteFunc(slices.Clone(e.Ports), func(p plan.Port) bool { return take(e.VIP, p.Number) })
+	}
+	fair(all, func(e entry) (string, int) { return e.Service, len(e.Ports) })
+	clear(m.switchedOff)
+	room := maxSwitchedOff
+	for _, e := range all {
+		if n := len(e.Ports); n > 0 && n <= room {
+			m.switchedOff[e.LimitKey], room = e.switchedOff, room-n
+		}
 	}
 }
 
