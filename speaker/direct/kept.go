@@ -1,8 +1,11 @@
 package direct
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 
 	"github.com/google/nftables/binaryutil"
 	"github.com/mdlayher/netlink"
@@ -15,12 +18,18 @@ const maxKept = 1 << 15
 
 // kept are connections that this node keeps although the table has them at another node.
 type kept struct {
-	// of has the connections, as keys of the set, by the key of the Service.
-	of map[string]map[string]bool
+	// of has the connections by the VIP and port, which is a key of the map of services.
+	of map[string]*keptAt
 	n  int
-	// crowded are Services that had too many of them, so that all together exceeded maxKept.
+	// crowded are the VIPs and ports that had too many of them, so that all together exceeded maxKept.
 	crowded map[string]bool
 	buffer  []byte
+}
+
+// keptAt are those of a Service at a VIP and port.
+type keptAt struct {
+	service string
+	flows   map[string]bool // as keys of the set
 }
 
 // keptBy looks the connections of the families that have rules up in conntrack. Each time the kernel goes through
@@ -56,45 +65,53 @@ func keptBy(rules [2]*ruleset) (all [2]*kept, err error) {
 	return all, nil
 }
 
-func newKept() *kept { return &kept{of: map[string]map[string]bool{}, crowded: map[string]bool{}} }
+func newKept() *kept { return &kept{of: map[string]*keptAt{}, crowded: map[string]bool{}} }
 
 // take adds a connection that this node keeps, if it has to be excepted.
 func (k *kept) take(r *ruleset, c flow) {
 	k.buffer = append(append(append(k.buffer[:0], c.vip...), c.port...), 0, 0)
 	s, ok := r.services[string(k.buffer)]
 	if ok && !s.switchedOff && !k.crowded[string(k.buffer)] && r.tables[s.table].open[s.bucket(c)].device != 0 {
-		k.add(string(k.buffer), string(c.key()))
+		k.add(string(k.buffer), s.service, string(c.key()))
 	}
 }
 
-func (k *kept) add(service, flow string) {
-	if k.of[service] == nil {
-		k.of[service] = map[string]bool{}
+func (k *kept) add(at, service, flow string) {
+	if k.of[at] == nil {
+		k.of[at] = &keptAt{service, map[string]bool{}}
 	}
-	k.n -= len(k.of[service])
-	k.of[service][flow] = true
-	k.n += len(k.of[service])
-	if k.n <= maxKept {
-		return
+	flows := k.of[at].flows
+	k.n -= len(flows)
+	flows[flow] = true
+	k.n += len(flows)
+	if k.n > maxKept {
+		k.crowd()
 	}
-	most := service
-	for other, flows := range k.of {
-		if len(flows) > len(k.of[most]) {
-			most = other
+}
+
+// crowd gives up VIPs and ports. Namespaces share the room, and in each those with the fewest connections come first. It
+// leaves room for more, because it costs a sort each time.
+func (k *kept) crowd() {
+	all := slices.SortedFunc(maps.Keys(k.of), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(k.of[a].flows), len(k.of[b].flows)), cmp.Compare(a, b))
+	})
+	fair(all, func(at string) (string, int) { return k.of[at].service, len(k.of[at].flows) })
+	k.n = 0
+	for _, at := range all {
+		if n := len(k.of[at].flows); k.n+n <= maxKept*7/8 {
+			k.n += n
+		} else {
+			delete(k.of, at)
+			k.crowded[at] = true
 		}
 	}
-	k.n -= len(k.of[most])
-	delete(k.of, most)
-	k.crowded[most] = true
 }
 
 // flows returns all connections.
 func (k *kept) flows() map[string]bool {
 	all := make(map[string]bool, k.n)
-	for _, flows := range k.of {
-		for flow := range flows {
-			all[flow] = true
-		}
+	for _, at := range k.of {
+		maps.Copy(all, at.flows)
 	}
 	return all
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -133,13 +134,53 @@ func TestCrowdedService(t *testing.T) {
 	t.Parallel()
 	k := newKept()
 	for i := range maxKept {
-		k.add("many", fmt.Sprint(i))
-		k.add("many", fmt.Sprint(i)) // conntrack may list one twice
+		k.add("many", "default/many", fmt.Sprint(i))
+		k.add("many", "default/many", fmt.Sprint(i)) // conntrack may list one twice
 	}
 	require.Len(t, k.flows(), maxKept)
-	k.add("few", "1")
+	k.add("few", "default/few", "1")
 	require.Equal(t, map[string]bool{"many": true}, k.crowded)
 	require.Equal(t, map[string]bool{"1": true}, k.flows())
+}
+
+// A namespace with many Services takes no shortcut from another one whose Service has more connections than each of them.
+// The same connections always have the same outcome.
+func TestNamespacesShareWhatIsExcepted(t *testing.T) {
+	t.Parallel()
+	crowd := func() map[string]bool {
+		k := newKept()
+		for i := range 1000 {
+			k.add("few", "few/web", fmt.Sprint("few", i))
+		}
+		for i := range 2 * maxKept {
+			at := fmt.Sprint("many", i%100)
+			if !k.crowded[at] {
+				k.add(at, "many/"+at, fmt.Sprint(i))
+			}
+			require.LessOrEqual(t, k.n, maxKept)
+		}
+		require.Len(t, k.flows(), k.n)
+		require.Greater(t, k.n, maxKept/2)
+		return k.crowded
+	}
+	first := crowd()
+	require.NotEmpty(t, first)
+	require.NotContains(t, first, "few")
+	for range 3 {
+		require.Equal(t, first, crowd())
+	}
+}
+
+// Many Services with some connections each cost no more than in proportion to their number.
+func TestManyCrowdedServices(t *testing.T) {
+	testcost.Grows(t, "connections", 2*maxKept, 8*maxKept, func(n int) {
+		k := newKept()
+		for i := range n {
+			if at := fmt.Sprint(i % (n / 4)); !k.crowded[at] {
+				k.add(at, "default/"+at, fmt.Sprint(i))
+			}
+		}
+	})
 }
 
 // No connection ends if the rules at the interface are removed, or if a Director starts while there are some.
@@ -205,25 +246,26 @@ func TestShortcutThatCannotBeRemoved(t *testing.T) {
 	}))
 	host.Run("nft", "delete table "+table)
 	release := (&node{Host: host}).occupy(t, shortcuts[0])
-	require.NoError(t, host.Do(func() error {
-		d.take(plan.Forwarding{})
-		require.ErrorIs(t, d.err, unix.EPERM)
-		for range 3 {
-			d.reconcile()
-			require.ErrorIs(t, d.err, unix.EPERM, "it is still there")
-			require.Contains(t, d.Status().Error, table)
-			require.True(t, d.have[0].services[serviceKey(vip4, 80)].switchedOff)
-		}
-		left := &d.shortcut.left[0]
-		for _, want := range []time.Duration{2, 4, 8, 16, 32, 60, 60} {
-			now := left.next
-			require.Error(t, d.shortcut.clear(now.Add(-time.Millisecond)))
+	onHost := func(do func()) { require.NoError(t, host.Do(func() error { do(); return nil })) }
+	onHost(func() { d.take(plan.Forwarding{}) })
+	require.ErrorIs(t, d.err, unix.EPERM)
+	for range 3 {
+		onHost(d.reconcile)
+		require.ErrorIs(t, d.err, unix.EPERM, "it is still there")
+		require.Contains(t, d.Status().Error, table)
+		require.True(t, d.have[0].services[serviceKey(vip4, 80)].switchedOff)
+	}
+	left := &d.shortcut.left[0]
+	for _, want := range []time.Duration{2, 4, 8, 16, 32, 60, 60} {
+		var err error
+		now, early := left.next, left.next.Add(-time.Millisecond)
+		for _, at := range []time.Time{early, now} {
 			require.Equal(t, now, left.next)
-			require.Error(t, d.shortcut.clear(now))
-			require.Equal(t, now.Add(want*time.Second), left.next)
+			onHost(func() { err = d.shortcut.clear(at) })
+			require.Error(t, err)
 		}
-		return nil
-	}))
+		require.Equal(t, now.Add(want*time.Second), left.next)
+	}
 	release()
 	host.Run("nft", "add table "+table)
 	require.NoError(t, host.Do(func() error {
