@@ -138,8 +138,8 @@ func TestSilentNode(t *testing.T) {
 	view := w.nodes["n1"].director.View()
 	require.Equal(t, []Neighbour{{"n2", w.nodes["n2"].addrs[0], Reachable}, {"n2", w.nodes["n2"].addrs[1], Reachable},
 		{"n3", w.nodes["n3"].addrs[0], Gone}, {"n3", w.nodes["n3"].addrs[1], Gone}}, view.Neighbours)
-	require.Equal(t, []Forwarded{{vip4, "default/web", false, []string{"n1", "n2"}, []string{"n3"}},
-		{vip6, "default/web", false, []string{"n1", "n2"}, []string{"n3"}}}, view.Services)
+	require.Equal(t, []Forwarded{{VIP: vip4, Service: "default/web", Open: []string{"n1", "n2"}, Others: []string{"n3"}},
+		{VIP: vip6, Service: "default/web", Open: []string{"n1", "n2"}, Others: []string{"n3"}}}, view.Services)
 	for _, c := range away {
 		require.ErrorIs(t, c.ask(), unix.ECONNRESET)
 	}

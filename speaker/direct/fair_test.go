@@ -99,6 +99,18 @@ func TestTheTableOfAllNamespacesComesFirst(t *testing.T) {
 	require.Contains(t, unwired(clusterSize/localSize+2, f).served(), "c/last")
 }
 
+// What has no table is shown so.
+func TestServicesWithoutATableAreShown(t *testing.T) {
+	t.Parallel()
+	d := newDirector()
+	d.most, d.want = localSize, each(map[string]int{"a/web": 1, "b/web": 2})
+	d.rules(0, families[0], nil, Tables{})
+	d.publish()
+	vip := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 0, n}) }
+	require.Equal(t, []Forwarded{{VIP: vip(1), Service: "a/web", Open: []string{"n1"}},
+		{VIP: vip(2), Service: "b/web", Open: []string{}, WithoutTable: true}}, d.View().Services)
+}
+
 // Of the Services that were switched off at once, each Director keeps the same ones.
 func TestTheSameSwitchedOffServicesAreKept(t *testing.T) {
 	t.Parallel()

@@ -29,8 +29,8 @@ type Status struct {
 	ConntrackFull bool `json:"conntrackFull"`
 	// Neighbours are the other nodes, by each of their addresses.
 	Neighbours []Neighbour `json:"neighbours"`
-	// Services are those whose connections are handed over, by VIP and name. Only View fills
-	// them in.
+	// Services are those whose connections are handed over, or would be with a table, by VIP and name. Only View
+	// fills them in.
 	Services []Forwarded `json:"services"`
 
 	// Want is the plan.
@@ -41,6 +41,7 @@ type Status struct {
 	Gone map[string]bool `json:"-"`
 
 	noRules     report.NoRules
+	without     [2]map[plan.LimitKey]bool // by family: those without a table
 	switchedOff map[plan.LimitKey]switchedOff
 	missed      map[plan.LimitKey]string // by which nodes
 	known       bool
@@ -80,6 +81,8 @@ type Forwarded struct {
 	// Open are the nodes that take new connections, Others those that only keep existing ones.
 	Open   []string `json:"open"`
 	Others []string `json:"others,omitempty"`
+	// WithoutTable is set if it has no table, because there would be too many: then no node is named.
+	WithoutTable bool `json:"withoutTable,omitempty"`
 }
 
 // Status returns what the Director did last.
@@ -90,9 +93,9 @@ func (d *Director) View() Status {
 	s := *d.Status()
 	s.Services = []Forwarded{}
 	add := func(key plan.LimitKey, of plan.Direct, off bool) {
-		f := Forwarded{key.VIP, key.Service, off, []string{}, nil}
+		f := Forwarded{key.VIP, key.Service, off, []string{}, nil, s.without[0][key] || s.without[1][key]}
 		for _, b := range of.Backends {
-			if missed(s.missed[key], b.Node) {
+			if f.WithoutTable || missed(s.missed[key], b.Node) {
 				continue
 			}
 			if b.Open > 0 {
@@ -135,7 +138,7 @@ func (d *Director) publish() {
 		}
 	}
 	s.known, s.InForce = true, d.there != [2]bool{} && d.missing == [2]bool{}
-	s.noRules = noRules(s.InForce, d.err)
+	s.noRules, s.without = noRules(s.InForce, d.err), d.without
 	if before := d.published.Swap(s); !before.known || before.InForce != s.InForce || before.noRules != s.noRules {
 		d.changed.Notify()
 	}

@@ -44,8 +44,8 @@ func TestSwitchedOffServicesOutliveARestart(t *testing.T) {
 			w.live(all, "moved to "+owner)
 			require.Equal(t, map[string]int{owner: 10}, at(w.open(10)), "after %d", i)
 		}
-		require.Equal(t, []Forwarded{{vip4, "default/web", true, []string{}, w.names}, {vip6, "default/web", true, []string{}, w.names}},
-			w.nodes["n1"].director.View().Services)
+		require.Equal(t, []Forwarded{{VIP: vip4, Service: "default/web", Draining: true, Open: []string{}, Others: w.names},
+			{VIP: vip6, Service: "default/web", Draining: true, Open: []string{}, Others: w.names}}, w.nodes["n1"].director.View().Services)
 	}
 	w.want(some("n1", "n2", "n3")...)
 	require.Empty(t, w.nodes["n1"].director.Status().switchedOff)
