@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables/expr"
+	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 	"github.com/lodestone-lb/lodestone/test/nft"
@@ -46,6 +47,11 @@ func modelIndex(hop netip.Addr) int { return int(hop.As4()[3]) }
 
 // model returns the node with that number, with its rules for the backends.
 func model(self int, views []view, all []plan.Backend) *modelled {
+	return modelWith(self, views, all, func(i int) int { return i })
+}
+
+// modelWith is model where a node may have the address of another one.
+func modelWith(self int, views []view, all []plan.Backend, at func(int) int) *modelled {
 	d := New(Options{Log: slog.New(slog.DiscardHandler), Node: modelName(self)})
 	d.want = plan.Forwarding{Nodes: map[string][]netip.Addr{},
 		Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Local: true, Backends: all}}}
@@ -53,7 +59,7 @@ func model(self int, views []view, all []plan.Backend) *modelled {
 		if i == self {
 			continue
 		}
-		n := neighbour{addr: modelAddr(i), device: modelDevice, hardware: modelHardware(i), silent: v == silence || v == stranger}
+		n := neighbour{addr: modelAddr(at(i)), device: modelDevice, hardware: modelHardware(at(i)), silent: v == silence || v == stranger}
 		if v == stranger {
 			n.hardware = ""
 		}
@@ -221,6 +227,57 @@ func TestNodesMayThinkAnything(t *testing.T) {
 			outcomes[kind+" found"] += map[bool]int{true: 1}[f.found]
 			outcomes[kind+" reset"] += map[bool]int{true: 1}[f.reset]
 			outcomes[kind+" most"] = max(outcomes[kind+" most"], f.handed)
+		}
+	}
+	t.Log(outcomes)
+}
+
+// A node whose kubelet reports the address of another node gives its share of new connections to that one. They stay where they
+// began, as do all others that have not moved in the table. What has moved may not be found, but is handed on a bounded
+// number of times.
+func TestNodeWithTheAddressOfAnother(t *testing.T) {
+	t.Parallel()
+	const n = 5
+	outcomes := map[string]int{}
+	for liar := range n {
+		victim := (liar + 2) % n
+		at := func(i int) int {
+			if i == liar {
+				return victim
+			}
+			return i
+		}
+		var all []plan.Backend
+		for i := range n {
+			all = append(all, plan.Backend{Node: modelName(i), Open: 1})
+		}
+		nodes := make([]*modelled, n)
+		for self := range n {
+			views := make([]view, n)
+			if self == victim {
+				views[liar] = gone // nobody answers for it
+			}
+			nodes[self] = modelWith(self, views, all, at)
+		}
+		for bucket := range uint32(localSize / 8) {
+			for to := range n {
+				if to == liar {
+					continue
+				}
+				for keeper := range n {
+					for i, m := range nodes {
+						m.keeps = i == keeper
+					}
+					s := segment{bucket: bucket, ttl: 64}
+					f := send(nodes, to, s)
+					require.LessOrEqual(t, f.handed, mostHanded)
+					if begins := append(f.way, to)[min(1, len(f.way)-1)]; keeper == to || keeper == begins {
+						require.True(t, f.found, "%+v", f)
+						require.NotContains(t, f.way, liar)
+					}
+					outcomes[fmt.Sprint("found ", f.found)]++
+				}
+			}
 		}
 	}
 	t.Log(outcomes)
