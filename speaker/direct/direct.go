@@ -13,7 +13,6 @@
 //	machine.go      Machine: which rules are wanted
 //	switchedoff.go  Services that were switched off, whose connections are handed over for a while
 //	fair.go         how namespaces share what is bounded
-//	fair.go         how namespaces share what is bounded
 //	table.go        which node a flow belongs to, and where it may have belonged before
 //	absence.go      which nodes do not have a Service's rules yet
 //	nodes.go        which hosts on the segment are the cluster's nodes, and which of them answer
