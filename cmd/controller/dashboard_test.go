@@ -52,7 +52,8 @@ func TestDashboardIsForWhoMayReadIt(t *testing.T) {
 	p.flags.dashboard, p.log = true, slog.New(slog.DiscardHandler)
 	p.serveDashboard(m)
 	t.Cleanup(func() { p.cancel(); _ = p.tasks.Wait() })
-	handler := guard(m, &server.AuthenticationInfo{Authenticator: authenticate}, &server.AuthorizationInfo{Authorizer: authorize}, slog.New(slog.DiscardHandler))
+	handler := guard(m, &server.AuthenticationInfo{Authenticator: authenticate}, &server.AuthorizationInfo{Authorizer: authorize},
+		slog.New(slog.DiscardHandler))
 
 	ask := func(path, token string, certified bool) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
@@ -95,7 +96,8 @@ func TestTokensOfStrangersAreThrottled(t *testing.T) {
 		})
 		m := mux.NewPathRecorderMux("test")
 		m.HandleFunc("/metrics", func(http.ResponseWriter, *http.Request) {})
-		handler := guard(m, &server.AuthenticationInfo{Authenticator: authenticate}, &server.AuthorizationInfo{Authorizer: authorize}, slog.New(slog.DiscardHandler))
+		handler := guard(m, &server.AuthenticationInfo{Authenticator: authenticate}, &server.AuthorizationInfo{Authorizer: authorize},
+			slog.New(slog.DiscardHandler))
 		ask := func(token string) int {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
 			r.Header.Set("Authorization", "Bearer "+token)
@@ -125,7 +127,8 @@ func TestEventsComeThroughTheFramework(t *testing.T) {
 	everything := authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 		return authorizer.DecisionAllow, "", nil
 	})
-	handler := guard(m, &server.AuthenticationInfo{Authenticator: everybody}, &server.AuthorizationInfo{Authorizer: everything}, slog.New(slog.DiscardHandler))
+	handler := guard(m, &server.AuthenticationInfo{Authenticator: everybody}, &server.AuthorizationInfo{Authorizer: everything},
+		slog.New(slog.DiscardHandler))
 	for version, h2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2.0": true} {
 		s := httptest.NewUnstartedServer(handler)
 		s.EnableHTTP2 = h2

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -70,10 +71,16 @@ func boundedClient(client kubernetes.Interface) rest.Interface {
 	if all == nil { // a fake one
 		return client.CoreV1().RESTClient()
 	}
-	bounded, transport := *all, *all.Client
+	transport := *all.Client
 	transport.Transport = boundedTransport{cmp.Or(transport.Transport, http.DefaultTransport)}
-	bounded.Client = &transport
-	return &bounded
+	bounded, err := rest.NewRESTClient(all.Get().URL(), "", rest.ClientContentConfig{
+		ContentType: runtime.ContentTypeJSON, GroupVersion: corev1.SchemeGroupVersion,
+		Negotiator: runtime.NewClientNegotiator(scheme.Codecs.WithoutConversion(), corev1.SchemeGroupVersion),
+	}, all.GetRateLimiter(), &transport)
+	if err != nil {
+		return all // there is no such error
+	}
+	return bounded
 }
 
 type boundedTransport struct{ next http.RoundTripper }
