@@ -314,27 +314,42 @@ func TestLeasedAddressIsNotGivenWhileAnotherServiceShowsIt(t *testing.T) {
 	require.Len(t, l.Ensure(b, nil, s.clock).Held, 1)
 }
 
-// A new controller asks for the address that a Service has, and the server has leased it to another Service since. That one gets it
-// as soon as the first one has another address.
-func TestLeasedAddressIsGivenWhenAnotherServiceLeavesIt(t *testing.T) {
+// A new controller asks for the address that a Service has, and a server leases it to another Service. It is given back, and the
+// one that has it is confirmed or is leased another one. A server that somebody has brought takes no address from a Service by that.
+func TestUnconfirmedAddressIsNotTakenByTheLeaseOfAnotherService(t *testing.T) {
 	t.Parallel()
-	s := newOffice(t)
-	s.creates("a")
-	s.lessor.mute = true
-	s.restart()
-	s.run()
-	s.creates("b")
-	addr := netip.MustParseAddr("198.18.0.240")
-	s.lessor.states["eth1"]["kubernetes/default/b"] = ledger.LeaseState{Addr: addr}
-	s.lessor.leased["eth1"][addr] = "kubernetes/default/b"
-	s.lessor.notify()
-	s.run()
-	s.has("a", "198.18.0.240", "True Allocated")
-	s.lessor.mute = false
-	s.lessor.notify()
-	s.run()
-	s.has("a", "198.18.0.241", "True Allocated")
-	s.has("b", "198.18.0.240", "True Allocated")
+	for _, confirmed := range []bool{true, false} {
+		s := newOffice(t)
+		s.creates("a")
+		s.lessor.mute = true
+		s.restart()
+		s.run()
+		s.creates("b")
+		addr := netip.MustParseAddr("198.18.0.240")
+		s.lessor.states["eth1"]["kubernetes/default/b"] = ledger.LeaseState{Addr: addr}
+		s.lessor.leased["eth1"][addr] = "kubernetes/default/b"
+		s.lessor.notify()
+		s.run()
+		s.has("a", "198.18.0.240", "True Allocated")
+		s.has("b", "", "False LeasePending")
+		s.mentions("b", "the DHCP server leases 198.18.0.240, which default/a has: it is given back")
+		assert.Len(t, s.wanted()["eth1"], 1)
+		assert.Empty(t, s.lessor.leased["eth1"])
+		s.silent("nobody answers", func() { s.lessor.notify(); s.run() })
+
+		s.lessor.mute = false
+		first, second := "198.18.0.240", "198.18.0.241"
+		if !confirmed {
+			s.lessor.states["eth1"]["kubernetes/default/a"] = ledger.LeaseState{Lost: addr, Addr: netip.MustParseAddr(second)}
+			s.lessor.leased["eth1"][netip.MustParseAddr(second)] = "kubernetes/default/a"
+			first, second = second, first
+		}
+		s.lessor.notify()
+		s.run()
+		s.has("a", first, "True Allocated")
+		s.has("b", second, "True Allocated")
+		assert.Len(t, s.wanted()["eth1"], 2)
+	}
 }
 
 func TestLeaseThatIsNotExtendedIsSaidBeforeItEnds(t *testing.T) {

@@ -166,7 +166,7 @@ func (b *book) apart(a *api) string {
 		for _, name := range b.showing[addr] {
 			first := b.showing[addr][0]
 			if b.dhcp.leases(addr) {
-				if _, ok := b.dhcp.leasedTo(name, addr); !ok && !b.dhcp.usedUp() { // see "Known and not mended" in found-by.md
+				if _, ok := b.dhcp.leasedTo(name, addr); !ok {
 					return fmt.Sprintf("%s has %s, which is not leased to it", name, addr)
 				}
 			}

@@ -122,11 +122,6 @@ func (d *dhcpServer) leasedTo(service string, addr netip.Addr) (g grant, ok bool
 	return g, name == service && g.until >= d.now
 }
 
-// usedUp reports whether all addresses are leased.
-func (d *dhcpServer) usedUp() bool {
-	return !slices.ContainsFunc(d.addresses(), func(addr netip.Addr) bool { return d.grants[addr].until < d.now })
-}
-
 // mayLose reports whether the Service may lose an address, as its lease is over or was some time ago.
 func (d *dhcpServer) mayLose(service string, addr netip.Addr) bool {
 	if !d.leases(addr) {

@@ -65,6 +65,9 @@ type lessee struct {
 	answers map[string]LeaseState
 	// shown are addresses whose leases are over, and which its object may still show. Nobody else gets them.
 	shown []netip.Addr
+	// returned are addresses that were leased to it while another Service has them and waits for a confirmation, by interface. Its
+	// client is gone, which gives the lease back. It comes anew when the other one has been answered.
+	returned map[string]netip.Addr
 }
 
 // on returns the interfaces on which there has to be a client.
@@ -104,7 +107,8 @@ func (l *leasing) configure(cfg *config.Config) {
 // open returns the Service as a lessee, which it becomes if it is none.
 func (l *leasing) open(a *account) *lessee {
 	if l.of[a] == nil {
-		l.of[a] = &lessee{account: a, leased: map[string]netip.Addr{}, answers: map[string]LeaseState{}}
+		l.of[a] = &lessee{account: a, leased: map[string]netip.Addr{}, answers: map[string]LeaseState{},
+			returned: map[string]netip.Addr{}}
 	}
 	return l.of[a]
 }
@@ -144,6 +148,28 @@ func (l *leasing) lessees() []*lessee {
 	return slices.SortedFunc(maps.Values(l.of), func(s, t *lessee) int { return s.compare(t.account) })
 }
 
+// unconfirmed returns a lookup of the Service that has an address whose lease on the interface is not confirmed yet. Nil: none has.
+func (l *leasing) unconfirmed() (of func(on string, addr netip.Addr) *lessee) {
+	type place struct {
+		on   string
+		addr netip.Addr
+	}
+	index := map[place]*lessee{}
+	for s := range maps.Values(l.of) {
+		for on, addr := range s.leased {
+			if s.state(on) == leaseUnconfirmed && l.held.hasOrShows(s.owner.Name, addr) {
+				index[place{on, addr}] = s
+			}
+		}
+	}
+	return func(on string, addr netip.Addr) *lessee {
+		if s := index[place{on, addr}]; s != nil && s.leased[on] == addr && s.state(on) == leaseUnconfirmed {
+			return s
+		}
+		return nil
+	}
+}
+
 // clients returns the clients that want a lease, for the interface of each pool that leases
 // its addresses.
 func (l *leasing) clients() map[string][]LeaseClient {
@@ -151,9 +177,13 @@ func (l *leasing) clients() map[string][]LeaseClient {
 	for _, p := range l.leased {
 		want[p.DHCP.Interface] = nil
 	}
+	unconfirmed := l.unconfirmed()
 	for _, s := range l.lessees() {
 		namespace, hostname, _ := strings.Cut(s.owner.Name, "/")
 		for _, on := range s.on() {
+			if unconfirmed(on, s.returned[on]) != nil {
+				continue
+			}
 			want[on] = append(want[on], LeaseClient{ID: l.clientID(s), Hostname: hostname, Namespace: namespace, Last: s.leased[on]})
 		}
 	}
@@ -167,6 +197,7 @@ func (l *leasing) clientID(s *lessee) string { return l.config.ClusterID + "/" +
 // changed, and whether pools have other addresses now.
 func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time) (due []string, changed bool) {
 	changed, l.freed = l.freed, false
+	unconfirmed := l.unconfirmed()
 	for _, s := range l.lessees() {
 		isNew := false
 		for _, on := range s.on() {
@@ -176,7 +207,18 @@ func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time
 				changed = true
 				continue
 			}
-			n, c := l.answer(s, on, current[on][l.clientID(s)], now)
+			if unconfirmed(on, s.returned[on]) != nil {
+				continue
+			}
+			delete(s.returned, on)
+			is := current[on][l.clientID(s)]
+			if other := unconfirmed(on, is.Addr); other != nil && is.Addr != s.leased[on] {
+				s.returned[on] = is.Addr
+				is.Err = fmt.Errorf("the DHCP server leases %s, which %s has: it is given back, so that it can be confirmed for that Service",
+					is.Addr, other.owner.Name)
+				is.Lost, is.Addr = s.leased[on], netip.Addr{}
+			}
+			n, c := l.answer(s, on, is, now)
 			isNew, changed = isNew || n, changed || c
 		}
 		if isNew {
@@ -431,10 +473,12 @@ func (s *lessee) among(held []ipam.Held) (leases map[netip.Addr]string, overdue 
 
 // LeaseStates are the states of a lease, for the metrics: leased; overdue, when it is not
 // being extended; unconfirmed, when it is from before the start; and waiting for a lease.
-var LeaseStates = []string{"leased", "overdue", "unconfirmed", LeaseWaiting}
+var LeaseStates = []string{"leased", "overdue", leaseUnconfirmed, LeaseWaiting}
 
 // LeaseWaiting is the one of LeaseStates in which there is no address yet.
 const LeaseWaiting = "waiting"
+
+const leaseUnconfirmed = "unconfirmed"
 
 // state returns which of LeaseStates the lease on an interface is in.
 func (s *lessee) state(on string) string {
@@ -442,7 +486,7 @@ func (s *lessee) state(on string) string {
 	case !s.leased[on].IsValid():
 		return LeaseWaiting
 	case answer.Addr != s.leased[on]:
-		return "unconfirmed"
+		return leaseUnconfirmed
 	case answer.Err != nil:
 		return "overdue"
 	}
