@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -446,7 +447,7 @@ func TestStuckInterface(t *testing.T) {
 
 func TestSetWithoutRun(t *testing.T) {
 	t.Parallel()
-	a := New(Options{Registry: prometheus.NewRegistry()})
+	a := New(Options{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := a.Set(ctx, nil); !errors.Is(err, context.Canceled) {

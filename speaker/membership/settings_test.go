@@ -170,7 +170,7 @@ func TestASpeakerWithoutConfigurationCanStop(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	task := New(Options{Node: "n1", Config: &document{}, Registry: prometheus.NewRegistry()})
+	task := New(Options{Node: "n1", Config: &document{}, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})
 	require.NoError(t, task.Run(ctx))
 }
 
