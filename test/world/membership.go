@@ -1,6 +1,7 @@
 package world
 
 import (
+	"slices"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
@@ -173,7 +174,7 @@ func (n *node) enter() {
 			return
 		}
 		for _, o := range n.nodes {
-			if o == n || !n.meets(o) {
+			if o == n || !n.meets(o) && !n.learnsOf(o) {
 				continue
 			}
 			n.see(o, true)
@@ -201,6 +202,13 @@ func (n *node) enter() {
 		n.reach()
 	}
 	n.after(n.between(20*time.Millisecond, 300*time.Millisecond), join)
+}
+
+// learnsOf reports whether a speaker that joins takes another one for alive because those that it meets do.
+func (n *node) learnsOf(o *node) bool {
+	return n.Detector && slices.ContainsFunc(n.nodes, func(third *node) bool {
+		return third != n && n.hears(third) && third.view[o.id].alive && o.sessionIs(third)
+	})
 }
 
 // publish sends the speaker's metadata to the others. While the speaker is apart, it is not ready in them.

@@ -236,12 +236,12 @@ func (c *routeChecks) established(r *router, n *node) bool {
 // lookAtVIP: a router has a route to somebody who serves the VIP, and none to others.
 func (c *routeChecks) lookAtVIP(r *router, vip netip.Addr) {
 	// A route to a node that does not serve counts if the router does not know yet that the node is gone, if kube-proxy is late,
-	// or if the router keeps the route for a restart; see docs/explanation/found-by.md.
+	// if the router keeps the route for a restart, or if the speaker ends; see docs/explanation/found-by.md.
 	served := c.edited(netip.PrefixFrom(vip, vip.BitLen()))
 	hops := r.hops(vip)
 	for _, n := range hops {
 		serves := c.serves(r, n, vip)
-		served = served || serves || !c.there(r, n) || c.late(n, vip) || !r.neighbours[n.id].up
+		served = served || serves || !c.there(r, n) || c.late(n, vip) || !r.neighbours[n.id].up || n.stopping
 		c.lookAtHop(r, n, vip, serves)
 	}
 	for _, n := range c.World.nodes {
