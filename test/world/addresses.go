@@ -10,6 +10,7 @@ import (
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -25,6 +26,8 @@ type book struct {
 	agreed   map[string]time.Duration // when a user last changed with whom it would share an address
 	asked    map[string]bool          // the user has written since the Service got what it asks for
 	freed    map[netip.Addr]release
+	// quarantined is for how long an address that was freed is given to no other Service, at least.
+	quarantined time.Duration
 	// clocksOff is set once the clock of a controller was set. Then the replicas end quarantines at different times.
 	clocksOff bool
 	dhcp      *dhcpServer // nil: there is none
@@ -38,15 +41,16 @@ type release struct {
 	at time.Duration
 }
 
-// quarantined is the configuration's quarantine, less the second to which it is rounded, and that by which the clocks of
-// controllers differ.
-const quarantined = 28 * time.Second
+// unquarantined is what is missing of the configuration's quarantine: the second to which it is rounded, that by which the clocks of
+// controllers differ, and what it takes to write the record and the Service, as a new leader counts from when that was decided.
+const unquarantined = 2*time.Second + 2*servicelb.PatchTimeout
 
 // staleness is how long after an edit the controller may still decide by the objects from before it.
 const staleness = 10 * time.Second
 
-func newBook(dhcp *dhcpServer) book {
-	return book{dhcp: dhcp, holders: map[netip.Addr][]string{}, showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
+func newBook(w *World) book {
+	return book{dhcp: w.dhcp, quarantined: w.Quarantine - unquarantined, holders: map[netip.Addr][]string{},
+		showing: map[netip.Addr][]string{}, services: map[string]*corev1.Service{},
 		edited: map[string]time.Duration{}, earlier: map[string]time.Duration{}, agreed: map[string]time.Duration{},
 		asked: map[string]bool{}, freed: map[netip.Addr]release{}}
 }
@@ -116,7 +120,7 @@ func (b *book) verify(name string, before, after *corev1.Service, now time.Durat
 			}
 		}
 		r, ok := b.freed[addr]
-		if ok && !b.dhcp.leases(addr) && !b.clocksOff && len(b.showing[addr]) == 0 && r.by != name && now-r.at < quarantined {
+		if ok && !b.dhcp.leases(addr) && !b.clocksOff && len(b.showing[addr]) == 0 && r.by != name && now-r.at < b.quarantined {
 			return fmt.Sprintf("is given %s, which %s had %s ago", addr, r.by, now-r.at)
 		}
 	}

@@ -282,7 +282,7 @@ func (a *api) document(prefers, pools int) *config.Config {
 	if a.DHCP {
 		all += office
 	}
-	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: 30s\n" + all +
+	text := "apiVersion: lodestone.io/v1alpha1\nkind: Config\nquarantine: " + a.Quarantine.String() + "\n" + all +
 		"advertisements:\n  - {name: all, layer2: {" + strings.Join(layer2, ", ") + "}}\n" + a.routing.document(pools%len(poolsOf) != 1)
 	if a.Dual {
 		text = strings.ReplaceAll(text, "lan, addresses: [", "lan, addresses: [2001:db8::100-2001:db8::113, ")

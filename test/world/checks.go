@@ -106,7 +106,7 @@ type watched struct {
 const never = time.Duration(-1)
 
 func newChecks(w *World) *checks {
-	return &checks{World: w, connections: connections{World: w}, vips: map[netip.Addr]*watched{}, book: newBook(w.dhcp),
+	return &checks{World: w, connections: connections{World: w}, vips: map[netip.Addr]*watched{}, book: newBook(w),
 		frames: map[int]int{}, whole: never}
 }
 

@@ -36,6 +36,8 @@ type Scenario struct {
 	// which nodes reach the API server, from 1 on; 0: another network. Both are the nodes on both segments, as bits.
 	Segments, Home, API int
 	Both                uint64
+	// Quarantine is how long an address that a Service has left is given to no other one.
+	Quarantine time.Duration
 	// DHCP is set if there is a pool that leases its addresses from a DHCP server.
 	DHCP bool
 	// Routers is how many routers nodes announce to.
@@ -187,7 +189,21 @@ func Draw(seed uint64) Scenario {
 	s.drawRouters()
 	s.drawSegments()
 	s.drawLeases()
+	s.drawQuarantine()
 	return s
+}
+
+// firstQuarantines is the first seed whose fleet may have no quarantine.
+const firstQuarantines = 40_000_000
+
+// drawQuarantine takes the quarantine out of half of the scenarios: it hides addresses that are free too early. They have more
+// Services that leave addresses and want some, and writes that take long.
+func (s *Scenario) drawQuarantine() {
+	s.Quarantine = 30 * time.Second
+	if r := rand.New(rand.NewPCG(s.Seed, 9)); s.Seed >= firstQuarantines && r.IntN(2) == 0 {
+		s.Quarantine = 0
+		s.add(r, []Kind{Ill, Ask, Delete, Create})
+	}
 }
 
 // firstSegments is the first seed whose fleet may have two segments, so that the fleets of lower seeds stay the same.
@@ -256,6 +272,9 @@ func (s Scenario) String() string {
 	}
 	if s.DHCP {
 		text += "  a DHCP server\n"
+	}
+	if s.Quarantine == 0 {
+		text += "  no quarantine\n"
 	}
 	for _, f := range s.Faults {
 		text += fmt.Sprintf("  at %.3fs %s\n", f.At.Seconds(), f)
