@@ -135,6 +135,9 @@ func within(ctx context.Context, ask func(context.Context) error) error {
 }
 
 func (s *Checker) noteAnswer(now time.Time) {
+	if s.missed >= misses {
+		s.log.Info("the API server answers", "after", now.Sub(s.silent).Round(time.Second))
+	}
 	if s.missed > 0 || s.since.IsZero() {
 		s.since = now
 	}
@@ -148,6 +151,9 @@ func (s *Checker) noteAnswer(now time.Time) {
 func (s *Checker) noteMiss(now time.Time, err error) {
 	if s.missed++; s.missed == 1 {
 		s.silent = now
+	}
+	if s.missed == misses { // client-go is silent while connections are refused
+		s.log.Warn("the API server does not answer: what this node announces stays as it is", "since", s.silent, "err", err)
 	}
 	seeing, _ := s.peers.OthersSee()
 	switch {

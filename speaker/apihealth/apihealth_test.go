@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,6 +22,7 @@ type cluster struct {
 	others          bool  // it answers them
 	another         bool  // there is another API server, which answers who asks over a new connection
 	answered, blind bool  // what this speaker has published
+	log             strings.Builder
 }
 
 func (c *cluster) See(answered, blind bool) {
@@ -67,7 +69,7 @@ func simulated(t *testing.T, story func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{T: t, others: true}
-		s := New(c, c, slog.New(slog.DiscardHandler))
+		s := New(c, c, slog.New(slog.NewTextHandler(&c.log, nil)))
 		ctx, cancel := context.WithCancel(t.Context())
 		go s.Run(ctx) //nolint:errcheck // it returns nil
 		c.after(time.Second, true, false)
@@ -118,6 +120,25 @@ func TestDown(t *testing.T) {
 		c.after(sureAfter-interval, false, false)
 		c.answers(nil, true)
 		c.after(interval, true, false)
+	})
+}
+
+// The log has when the API server ceases to answer and why, and when it answers again, each once.
+func TestSilenceIsLogged(t *testing.T) {
+	t.Parallel()
+	simulated(t, func(c *cluster) {
+		c.answers(errCut, false)
+		c.after(interval, true, false)
+		assert.Empty(t, c.log.String(), "one question may get lost")
+		c.after(time.Hour, false, false)
+		c.answers(nil, false)
+		c.after(time.Hour, true, false)
+		synctest.Wait()
+		lines := strings.Split(strings.TrimSpace(c.log.String()), "\n")
+		if assert.Len(t, lines, 2) {
+			assert.Regexp(t, `level=WARN msg="the API server does not answer: .* err="no route to host"`, lines[0])
+			assert.Contains(t, lines[1], `level=INFO msg="the API server answers" after=1h0m5s`)
+		}
 	})
 }
 
