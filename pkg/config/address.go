@@ -63,7 +63,7 @@ func why(err error) string {
 	if i := strings.LastIndex(text, "): "); i >= 0 {
 		text = text[i+3:]
 	}
-	if text == "unable to parse IP" {
+	if text == "unable to parse IP" || strings.HasPrefix(text, "unexpected character") {
 		return "write an address (203.0.113.10), a prefix (203.0.113.0/24) or a range (203.0.113.10-203.0.113.20)"
 	}
 	reason, _, _ := strings.Cut(text, " (at ")

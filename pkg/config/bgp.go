@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"go4.org/netipx"
@@ -55,6 +56,9 @@ func (c bgpCompiler) peerASN(v value) ASN {
 		return ASN{Internal: true}
 	case s == "external":
 		return ASN{External: true}
+	case decimal.MatchString(strings.TrimPrefix(strings.ToUpper(s), "AS")) && !decimal.MatchString(s):
+		c.errorf(v, "%s has letters before the number: write %s", Quote(s), ascii(clip(s[2:])))
+		return ASN{}
 	case v.present() && !decimal.MatchString(s):
 		c.errorf(v, "%s is not known here: write the router's AS number, internal (the same as the node's) or external (any other)",
 			Quote(s))

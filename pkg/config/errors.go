@@ -97,6 +97,9 @@ func (r *report) lineOf(v value) int { return v.Line + r.line }
 // the line of that one. It reports whether the key is new.
 func once[K comparable](r *report, seen map[K]value, key K, v value, format string, args ...any) bool {
 	first, dup := seen[key]
+	if dup && first.Line == v.Line && first.Column == v.Column {
+		format += ", and an alias (*) repeats that one: write both out"
+	}
 	if dup {
 		r.errorf(v, format, append(args, r.lineOf(first))...)
 	} else {
@@ -164,14 +167,20 @@ func clip(s string) string {
 	return s
 }
 
+// legacyKey is the first key of the configuration that MetalLB had in a ConfigMap.
+const legacyKey = "address-pools"
+
 // elsewhere are keys that people expect in places where they are not.
 var elsewhere = map[string]string{
+	legacyKey:      "this is the configuration of MetalLB before v0.13: lodestone migrate metallb makes one of ours of its ConfigMap",
 	"draining":     "write state: draining",
 	"ebgpMultiHop": "write multihop, with the number of hops",
 	"localPref":    "write localPreference",
 	"myASN":        "write localASN",
+	"metadata":     "the document is no object of Kubernetes: remove it",
 	"password":     "write passwordSecretRef, the password itself belongs in a Secret",
 	"peerAddress":  "write address",
+	"spec":         "the document is no object of Kubernetes: write what is below it without indentation",
 	"shareLoad":    "it was removed: write forwarding: direct to have several nodes keep connections, or use several addresses or BGP",
 	"<<":           "merge keys are not supported: write the keys out",
 }
@@ -185,7 +194,7 @@ func advice(path, unknown string, keys []key) string {
 	for i, k := range keys {
 		names[i] = k.name
 	}
-	if best := nearest(unknown, names); best != "" {
+	if best := Nearest(unknown, names); best != "" {
 		return "did you mean " + strconv.Quote(best) + "?"
 	}
 	if strings.HasSuffix(path, "Selector") {
@@ -211,9 +220,9 @@ func homeOf(name string) string {
 	return homes[0]
 }
 
-// nearest returns the name that differs least, if it differs in no more than a third of its
+// Nearest returns the name that differs least from an unknown one, if it differs in no more than a third of its
 // letters.
-func nearest(unknown string, names []string) string {
+func Nearest(unknown string, names []string) string {
 	if len(unknown) > maxQuoted {
 		return ""
 	}

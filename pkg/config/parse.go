@@ -93,8 +93,11 @@ func (d *decoder) isOurs(root value) bool {
 	}
 	if found && v.Kind == yaml.ScalarNode && v.ShortTag() == "!!str" && v.Value != APIVersion {
 		hint := ""
-		if group, _, _ := strings.Cut(v.Value, "/"); strings.HasSuffix(group, "metallb.io") {
+		switch group, _, _ := strings.Cut(v.Value, "/"); {
+		case strings.HasSuffix(group, "metallb.io"):
 			hint = "; lodestone migrate metallb makes one of MetalLB's objects"
+		case v.Value == "v1":
+			hint = "; of Kubernetes' own objects a ConfigMap has one, under the key " + Key
 		}
 		d.errorf(value{Node: v, path: "apiVersion"}, "%s is not a version of this document: this program reads %s%s", Quote(v.Value),
 			APIVersion, hint)
@@ -155,6 +158,30 @@ func kindOf(manifest *yaml.Node) string {
 	return ""
 }
 
+// withoutKey refuses a ConfigMap that has no document. It names the key that was probably meant to have it.
+func (d *decoder) withoutKey(configMap *yaml.Node) {
+	at, hint := configMap, "write the document there, after "+Key+": |"
+	data, _ := lookup(configMap, "data")
+	if data != nil && data.Kind == yaml.MappingNode {
+		var names []string
+		for i := 0; i+1 < len(data.Content); i += 2 {
+			names = append(names, data.Content[i].Value)
+		}
+		near := Nearest(Key, names)
+		old, isOld := lookup(data, "config")
+		switch {
+		case isOld && strings.Contains(old.Value, legacyKey+":"):
+			hint = elsewhere[legacyKey]
+		case near != "":
+			at, hint = data.Content[2*slices.Index(names, near)], "rename "+Quote(near)
+		}
+	}
+	if binary, _ := lookup(configMap, "binaryData"); data == nil && binary != nil {
+		at, hint = binary, "binaryData is not read, and kubectl puts there what is not text in UTF-8"
+	}
+	d.errorf(value{Node: at}, "the ConfigMap has no key %s under data: %s", Key, hint)
+}
+
 // embedded returns the one document that the ConfigMaps hold.
 func (d *decoder) embedded(maps []*yaml.Node) (value, bool) {
 	var docs []value
@@ -171,7 +198,7 @@ func (d *decoder) embedded(maps []*yaml.Node) (value, bool) {
 	}
 	switch {
 	case len(docs) == 0:
-		d.errorf(value{Node: maps[0]}, "the ConfigMap has no key %s under data", Key)
+		d.withoutKey(maps[0])
 		return value{}, false
 	case len(docs) > 1:
 		d.errorf(docs[1], "the file has a second document, the first is in line %d: validate one at a time", d.lineOf(docs[0]))
@@ -307,7 +334,11 @@ var syntaxHints = map[string]string{
 	"did not find expected ',' or '}'":               "a '{' opened here is not closed, or a comma is missing",
 	"found unknown escape character":                 "in double quotes \\ begins an escape: use single quotes",
 	"did not find expected <document start>":         "text follows the end of the document",
+	"did not find expected node content":             "quote values that begin with ':', ',' or another sign",
 }
+
+// noBreakSpace looks like a space, and is none for YAML.
+const noBreakSpace = "\u00a0"
 
 // syntaxError records why the text is no YAML. The parser names no column and
 // often a line nearby, so the place is found by trying.
@@ -321,6 +352,12 @@ func (d *decoder) syntaxError(text []byte, err error) {
 	for n := line; n > max(0, line-2); n-- {
 		if column, key, rest, found := withoutSpace(lineOf(text, n)); found {
 			d.errorAt(n, column, "", "this is not YAML: a key is followed by ':' and a space: write %s: %s", key, ascii(clip(rest)))
+			return
+		}
+		code, _, _ := strings.Cut(lineOf(text, n), "#")
+		if before, _, found := strings.Cut(code, noBreakSpace); found {
+			d.errorAt(n, utf8.RuneCountInString(before)+1, "", "this is not YAML: here is a no-break space (U+00A0), as web pages "+
+				"have them: type an ordinary one")
 			return
 		}
 	}

@@ -156,10 +156,20 @@ func TestConfigMapPositions(t *testing.T) {
 		},
 		"other manifests": {
 			"apiVersion: v1\nkind: Namespace\n---\napiVersion: v1\nkind: Secret\n",
-			`cm.yaml:1:13: apiVersion: "v1" is not a version of this document: this program reads lodestone.io/v1alpha1`,
+			`cm.yaml:1:13: apiVersion: "v1" is not a version of this document: this program reads lodestone.io/v1alpha1` +
+				"; of Kubernetes' own objects a ConfigMap has one, under the key config.yaml",
 		},
-		"no data":   {"kind: ConfigMap\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
-		"other key": {"kind: ConfigMap\ndata: {config.yml: x}\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data"},
+		"no data": {"kind: ConfigMap\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data: write the document there, " +
+			"after config.yaml: |"},
+		"no key": {"kind: ConfigMap\ndata: {a: b}\n", "cm.yaml:1:1: the ConfigMap has no key config.yaml under data: " +
+			"write the document there, after config.yaml: |"},
+		"other key": {"kind: ConfigMap\ndata:\n  a: b\n  config.yml: x\n", "cm.yaml:4:3: the ConfigMap has no key config.yaml under data: " +
+			`rename "config.yml"`},
+		"no text": {"kind: ConfigMap\nbinaryData:\n  config.yaml: aGVsbG8=\n", "cm.yaml:3:3: the ConfigMap has no key config.yaml under " +
+			"data: binaryData is not read, and kubectl puts there what is not text in UTF-8"},
+		"MetalLB's": {"kind: ConfigMap\ndata:\n  config: |\n    address-pools:\n    - name: default\n", "cm.yaml:1:1: the ConfigMap has no " +
+			"key config.yaml under data: this is the configuration of MetalLB before v0.13: lodestone migrate metallb makes one of ours of " +
+			"its ConfigMap"},
 		"not text": {
 			"kind: ConfigMap\ndata:\n  config.yaml: {kind: Config}\n",
 			"cm.yaml:3:16: data[config.yaml]: must be a single value, not a map: write it in quotes, or after | on lines of its own, " +
