@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
@@ -13,7 +14,7 @@ func cleanup() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove from this node the routes to pods, which outlive the speaker",
-		Args:  cobra.NoArgs,
+		Args:  usage.Args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			removed, err := podroutes.Clear(nil)
 			if err != nil {

@@ -4,13 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -18,10 +19,14 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
+
+// membershipKey is the environment variable that has the key if no file does.
+const membershipKey = "LODESTONE_MEMBERSHIP_KEY"
 
 // defaultListen is the port of metrics, status and probes.
 const defaultListen = ":9743"
@@ -55,7 +60,7 @@ func (f *flags) register(set *pflag.FlagSet) {
 	set.StringVar(&f.kubeconfig, "kubeconfig", "", "file that has how to reach the API server; empty: as a pod does")
 	set.Uint16Var(&f.port, "membership-port", membership.DefaultPort, "port on which speakers reach each other, TCP and UDP")
 	set.StringVar(&f.membershipKeyFile, "membership-key-file", "",
-		"file with the key that all speakers share, read again when it changes; empty: the environment variable LODESTONE_MEMBERSHIP_KEY")
+		"file with the key that all speakers share, read again when it changes; empty: the environment variable "+membershipKey)
 	set.StringVar(&f.listen, "listen", defaultListen, "address of /metrics, /status, /healthz and /readyz, always HTTPS")
 	set.StringVar(&f.certFile, "tls-cert-file", "", "certificate of that address, read anew for each connection; empty: self-signed")
 	set.StringVar(&f.keyFile, "tls-private-key-file", "", "key of that certificate")
@@ -91,6 +96,12 @@ func (f *flags) settings() (*settings, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--node-ip or NODE_IP is %q, not an address", f.nodeIP)
 	}
+	if ip.Zone() != "" || ip.IsUnspecified() || ip.IsMulticast() {
+		return nil, fmt.Errorf("--node-ip or NODE_IP is %q, not an address by which other nodes reach this one", f.nodeIP)
+	}
+	if err := f.check(); err != nil {
+		return nil, err
+	}
 	s := &settings{address: netip.AddrPortFrom(ip.Unmap(), f.port)}
 	if s.log, err = f.logger(); err != nil {
 		return nil, err
@@ -98,9 +109,9 @@ func (f *flags) settings() (*settings, error) {
 	if s.secret, err = f.secret(); err != nil {
 		return nil, err
 	}
-	rest, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	rest, err := apiclient.Load("", f.kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, err //nolint:wrapcheck // it names the flag
 	}
 	rest.UserAgent = "lodestone-speaker/" + buildinfo.Get().Version
 	rest.ContentType = "application/vnd.kubernetes.protobuf"
@@ -111,6 +122,30 @@ func (f *flags) settings() (*settings, error) {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
 	return s, nil
+}
+
+// check refuses values with which a speaker would work, but otherwise than is meant, or which only a part of it
+// would refuse, once the others run.
+func (f *flags) check() error {
+	_, port, err := net.SplitHostPort(f.listen)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil || port == "" {
+		return fmt.Errorf("--listen is %q, not an address and a port, such as :9743, 192.0.2.1:9743 or [2001:db8::1]:9743", f.listen)
+	}
+	if (f.certFile == "") != (f.keyFile == "") {
+		return errors.New("--tls-cert-file and --tls-private-key-file belong together: one of them is not set")
+	}
+	if proxy, err := url.Parse(f.kubeProxyURL); err != nil || f.kubeProxyURL != "" &&
+		(proxy.Host == "" || proxy.Scheme != "http" && proxy.Scheme != "https") {
+		return fmt.Errorf("--kube-proxy-healthz-url is %q, not a URL such as %s", f.kubeProxyURL, speaker.KubeProxyURL)
+	}
+	if f.handOver < 0 || f.drain < 0 || f.vipMetrics < 0 {
+		return fmt.Errorf("--hand-over %s, --drain %s, --vip-metrics %d: none of them may be below 0", f.handOver, f.drain, f.vipMetrics)
+	}
+	return errors.Join(usage.Name("--node-name or NODE_NAME", f.node), usage.Name("--namespace or POD_NAMESPACE", f.namespace),
+		usage.Name("--configmap", f.configMap), usage.Classes(f.scope.Classless, f.scope.Classes))
 }
 
 func (f *flags) logger() (*slog.Logger, error) {
@@ -133,12 +168,17 @@ func (f *flags) logger() (*slog.Logger, error) {
 }
 
 func (f *flags) secret() (keys.Secret, error) {
-	text := []byte(os.Getenv("LODESTONE_MEMBERSHIP_KEY"))
+	from, text := membershipKey, []byte(os.Getenv(membershipKey))
 	if f.membershipKeyFile != "" {
 		var err error
 		if text, err = os.ReadFile(f.membershipKeyFile); err != nil {
 			return keys.Secret{}, fmt.Errorf("read the membership key: %w", err)
 		}
+		from = "--membership-key-file " + f.membershipKeyFile
 	}
-	return keys.Parse(text) //nolint:wrapcheck // it names the membership key
+	secret, err := keys.Parse(text)
+	if err != nil {
+		return keys.Secret{}, fmt.Errorf("%s: %w", from, err)
+	}
+	return secret, nil
 }

@@ -31,6 +31,9 @@ func runParts(ctx context.Context, loop runner, parts ...runner) error {
 	defer stop()
 	defer context.AfterFunc(living, stop)()
 	err := loop.Run(ctx)
+	if living.Err() != nil {
+		err = nil // a part has failed: what the loop meets without it only hides why
+	}
 	end()
 	return errors.Join(err, group.Wait())
 }

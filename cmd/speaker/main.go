@@ -26,6 +26,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 	"github.com/lodestone-lb/lodestone/speaker"
 	"github.com/lodestone-lb/lodestone/speaker/apihealth"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
@@ -47,12 +48,13 @@ func main() {
 		Use:           "lodestone-speaker",
 		Short:         "Announce the VIPs that this node owns",
 		Version:       buildinfo.Get().String(),
-		Args:          cobra.NoArgs,
+		Args:          usage.Args(0, 0),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
 	}
 	f.register(cmd.Flags())
+	cmd.SetFlagErrorFunc(usage.FlagError)
 	cmd.AddCommand(cleanup())
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "lodestone-speaker:", err)

@@ -64,6 +64,15 @@ func TestTheFirstErrorIsNamed(t *testing.T) {
 	require.Equal(t, "late", <-late.ended)
 }
 
+// A loop that cannot hand over because a part has failed does not hide why that is.
+func TestTheCauseIsNamedAndNotWhatFollowsFromIt(t *testing.T) {
+	t.Parallel()
+	err := live(t.Context(), failsAtTheEnd{part{name: "loop"}}, part{name: "server", err: errors.New("address already in use")})
+	require.EqualError(t, err, "run server: address already in use")
+	err = live(t.Context(), part{name: "loop", err: errors.New("no such node")}, failsAtTheEnd{part{name: "late"}})
+	require.EqualError(t, err, "no such node\nrun late: ended in the middle of something")
+}
+
 type failsAtTheEnd struct{ part }
 
 func (p failsAtTheEnd) Run(ctx context.Context) error {
@@ -121,6 +130,47 @@ func TestWrongFlagsAreNamedWithTheirValue(t *testing.T) {
 		_, err := parsed(t, args...).settings()
 		require.EqualError(t, err, want)
 	}
+}
+
+// A speaker that started with one of these would work otherwise than is meant, or end once it has begun.
+func TestNoSpeakerStartsByValuesThatMakeNoSense(t *testing.T) {
+	t.Setenv("LODESTONE_MEMBERSHIP_KEY", strings.Repeat("k", 32))
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	empty := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	for args, want := range map[string]string{
+		"--node-ip=0.0.0.0":               `--node-ip or NODE_IP is "0.0.0.0", not an address by which other nodes reach this one`,
+		"--node-ip=fe80::1%eth0":          "not an address by which other nodes reach this one",
+		"--node-ip=224.0.0.1":             "not an address by which other nodes reach this one",
+		"--node-name=N_1":                 `--node-name or NODE_NAME is "N_1", not a name in Kubernetes`,
+		"--namespace=":                    `--namespace or POD_NAMESPACE is "", not a name in Kubernetes`,
+		"--configmap=":                    `--configmap is "", not a name in Kubernetes`,
+		"--listen=":                       `--listen is "", not an address and a port, such as :9743`,
+		"--listen=9743":                   `--listen is "9743", not an address and a port`,
+		"--listen=:99999":                 `--listen is ":99999", not an address and a port`,
+		"--listen=:":                      `--listen is ":", not an address and a port`,
+		"--tls-cert-file=/cert":           "--tls-cert-file and --tls-private-key-file belong together",
+		"--tls-private-key-file=/key":     "--tls-cert-file and --tls-private-key-file belong together",
+		"--kube-proxy-healthz-url=:10256": `--kube-proxy-healthz-url is ":10256", not a URL such as http://127.0.0.1:10256/healthz`,
+		"--kube-proxy-healthz-url=localhost:10256/healthz": "not a URL such as",
+		"--kube-proxy-healthz-url=ftp://localhost":         "not a URL such as",
+		"--hand-over=-1s":               "--hand-over -1s, --drain 2s, --vip-metrics 1000: none of them may be below 0",
+		"--drain=-1s":                   "none of them may be below 0",
+		"--vip-metrics=-1":              "none of them may be below 0",
+		"--load-balancer-classes=a/b,,": "one of the classes is empty",
+		"--handle-classless=false --load-balancer-classes=":   "no Service at all would be served",
+		"--kubeconfig=" + empty:                               "--kubeconfig: " + empty + " has no cluster in it",
+		"--kubeconfig=/nowhere":                               "--kubeconfig: stat /nowhere: no such file or directory",
+		"--kubeconfig=":                                       "this is no pod: name a file by --kubeconfig",
+		"--listen=[2001:db8::1]:9743 --hand-over=0 --drain=0": "this is no pod: name a file by --kubeconfig", // is right
+	} {
+		_, err := parsed(t, append([]string{"--node-name=n1", "--node-ip=203.0.113.1"}, strings.Fields(args)...)...).settings()
+		require.ErrorContains(t, err, want, args)
+	}
+	t.Setenv("LODESTONE_MEMBERSHIP_KEY", "short")
+	_, err := parsed(t, "--node-name=n1", "--node-ip=203.0.113.1").settings()
+	require.EqualError(t, err,
+		"LODESTONE_MEMBERSHIP_KEY: the membership key has 5 characters, and 16 are the least: put random ones into the Secret")
 }
 
 // Without a key anybody would be a member.

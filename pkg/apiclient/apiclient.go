@@ -21,6 +21,7 @@ package apiclient
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -30,6 +31,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
@@ -65,6 +67,21 @@ type Transport struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // that are open
+}
+
+// Load returns how to reach the API server: by the values of the flags --master and --kubeconfig, or, if both are
+// empty, as a pod does.
+func Load(master, kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags(master, kubeconfig)
+	switch {
+	case err == nil:
+		return config, nil
+	case clientcmd.IsEmptyConfig(err) && kubeconfig == "":
+		return nil, errors.New("find the API server: this is no pod: name a file by --kubeconfig")
+	case clientcmd.IsEmptyConfig(err):
+		return nil, fmt.Errorf("--kubeconfig: %s has no cluster in it", kubeconfig)
+	}
+	return nil, fmt.Errorf("--kubeconfig: %w", err)
 }
 
 // Use makes all clients share the Transport that it returns, if they are made from the

@@ -44,7 +44,8 @@ func Parse(text []byte) (Secret, error) {
 	case len(text) == 0:
 		return Secret{}, ErrNone
 	case len(text) < minText:
-		return Secret{}, fmt.Errorf("membership key of %d bytes, at least %d", len(text), minText)
+		return Secret{}, fmt.Errorf("the membership key has %d characters, and %d are the least: put random ones into the Secret",
+			len(text), minText)
 	}
 	return Secret{string(text)}, nil
 }
