@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"time"
 
@@ -72,7 +73,8 @@ func newElection(c *config.CompletedConfig) (*election, error) {
 		},
 	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--leader-elect-lease-duration %s, --leader-elect-renew-deadline %s, --leader-elect-retry-period %s: %w",
+			by.LeaseDuration.Duration, by.RenewDeadline.Duration, by.RetryPeriod.Duration, err)
 	}
 	e.health.SetLeaderElection(e.elector)
 	return e, nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/pflag"
@@ -9,6 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // flags are the flags that the framework does not have.
@@ -36,6 +38,12 @@ func (f *flags) sets() cliflag.NamedFlagSets {
 	fs.BoolVar(&f.dashboard, "dashboard", true, "Serve the dashboard on the secure port, under /dashboard/.")
 	fs.BoolVar(&f.admission, "admission", false, "Answer the API server's questions about the ConfigMap, and keep the certificate for that.")
 	return sets
+}
+
+// check refuses values by which a controller would work, and otherwise than is meant.
+func (f *flags) check() error {
+	return errors.Join(usage.Name("--config-namespace", f.configNamespace), usage.Name("--config-name", f.configName),
+		usage.Classes(f.handleClassless, f.classes))
 }
 
 // changedDefaults are the framework's flags whose default is another here.

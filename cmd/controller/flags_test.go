@@ -77,6 +77,28 @@ func fill(t *testing.T, text, mark, content string) string {
 	return before + mark + content + endMark + after
 }
 
+// Whoever mistypes a flag reads what is wrong in one line, not the usage of hundreds of flags, and not nothing.
+func TestWrongCommandLinesAreExplained(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	for want, args := range map[string][]string{
+		"unknown flag: --dashbord, did you mean --dashboard?: see lodestone-controller --help": {"--dashbord"},
+		`"lodestone-controller" does not take any arguments, got ["extra"]`:                    {"extra"},
+		`--leader-elect-lease-duration is "10", not a time with its unit, such as 30s or 1m30s: see lodestone-controller --help`: {
+			"--leader-elect-lease-duration=10"},
+		`--config-name is "x_Y", not a name in Kubernetes, of a-z, 0-9, '-' and '.'`:   {"--config-name=x_Y"},
+		`--config-namespace is "", not a name in Kubernetes, of a-z, 0-9, '-' and '.'`: {"--config-namespace="},
+		"--handle-classless=false and no class in --load-balancer-classes: no Service at all would be served, change one of them": {
+			"--handle-classless=false", "--load-balancer-classes="},
+		"--kubeconfig: stat /nowhere: no such file or directory":           {"--kubeconfig=/nowhere"},
+		"find the API server: this is no pod: name a file by --kubeconfig": {},
+	} {
+		var stderr strings.Builder
+		if code := run(t.Context(), args, &stderr); code != 1 || stderr.String() != "lodestone-controller: "+want+"\n" {
+			t.Errorf("%q: exit code %d, %s", args, code, stderr.String())
+		}
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	p, cmd := command(t)
 	if err := cmd.ParseFlags([]string{"--load-balancer-classes=a/b,c/d", "--handle-classless=false"}); err != nil {

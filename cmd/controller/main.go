@@ -23,6 +23,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -33,23 +34,27 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx))
+	os.Exit(run(ctx, os.Args[1:], os.Stderr))
 }
 
 // run runs the command line until it ends or the context does.
-func run(ctx context.Context) (code int) {
+func run(ctx context.Context, args []string, stderr io.Writer) (code int) {
 	p := newProcess(ctx)
 	cmd, err := p.command()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "lodestone-controller:", err)
+		fmt.Fprintln(stderr, "lodestone-controller:", err)
 		return 1
 	}
+	cmd.SetArgs(args)
 	ended := make(chan error, 1)
 	go func() { ended <- cli.RunNoErrOutput(cmd) }()
 	select {
 	case err := <-ended:
 		if err != nil {
-			return 1 // the command has printed why
+			if !p.ran { // otherwise the command has printed why
+				fmt.Fprintln(stderr, "lodestone-controller:", err)
+			}
+			return 1
 		}
 	case <-p.stopped.Done():
 	}

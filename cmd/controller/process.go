@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -36,12 +37,15 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // process has what lives as long as the process: the tasks that are not the framework's, and
 // the leader lease.
 type process struct {
 	flags flags
+	// ran is set once the command line was read and what the command does has begun.
+	ran bool
 	// stopped ends when the process is to stop. working ends then, too, and when the lease is
 	// lost.
 	stopped, working context.Context
@@ -96,6 +100,16 @@ func (p *process) command() (*cobra.Command, error) {
 	cmd.Use = "lodestone-controller"
 	cmd.Long = "The Lodestone controller gives Services of type LoadBalancer addresses from the pools of the\n" +
 		"configuration and initializes nodes, as a Kubernetes cloud controller manager."
+	cmd.SilenceUsage = true // it has hundreds of lines, and hides what is wrong
+	cmd.SetFlagErrorFunc(usage.FlagError)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if !cmd.Flags().Changed("version") {
+			_, err = apiclient.Load(opts.Master, opts.Generic.ClientConnection.Kubeconfig)
+			err = cmp.Or(p.flags.check(), err)
+		}
+		p.ran = err == nil
+		return err
+	}
 	return cmd, applyDefaults(cmd.Flags())
 }
 
