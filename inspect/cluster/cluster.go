@@ -8,7 +8,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,25 +105,35 @@ var (
 )
 
 // Unread returns why things could not be read, one sentence each, sorted.
-func (o *Objects) Unread() []string { return slices.Compact(o.reasons()) }
+func (o *Objects) Unread() (all []string) {
+	for _, err := range o.reasons() {
+		all = append(all, err.Error())
+	}
+	return slices.Compact(all)
+}
 
 // Err returns what could not be read as one error: of these kinds, or of all if
 // none is named; nil if there is nothing.
 func (o *Objects) Err(kinds ...string) error {
-	if all := o.reasons(kinds...); len(all) > 0 {
-		return errors.New(strings.Join(all, "; "))
+	all := o.reasons(kinds...)
+	if len(all) == 0 {
+		return nil
 	}
-	return nil
+	one := all[0]
+	for _, err := range all[1:] {
+		one = fmt.Errorf("%w; %w", one, err)
+	}
+	return one
 }
 
 // reasons returns why things of these kinds could not be read, sorted. Without a kind: of all kinds.
-func (o *Objects) reasons(kinds ...string) (all []string) {
+func (o *Objects) reasons(kinds ...string) (all []error) {
 	for kind, err := range o.unread {
 		if len(kinds) == 0 || slices.Contains(kinds, kind) {
-			all = append(all, err.Error())
+			all = append(all, err)
 		}
 	}
-	slices.Sort(all)
+	slices.SortFunc(all, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return all
 }
 
@@ -226,7 +235,7 @@ func All(ctx context.Context, client kubernetes.Interface, p Place) (*Objects, e
 	sources := p.sources(client)
 	o.readAll(ctx, sources)
 	if len(o.unread) == len(sources) {
-		return nil, errors.New(o.Unread()[0])
+		return nil, o.reasons()[0]
 	}
 	return o, nil
 }

@@ -169,11 +169,14 @@ func (o *Objects) read(ctx context.Context, s source) {
 	}
 }
 
+// ErrCredentials is why nothing can be read if the API server does not accept the credentials.
+var ErrCredentials = errors.New("the API server does not accept your credentials, or they have expired: log in again, or see " +
+	"--context and --kubeconfig")
+
 // refused returns why a source cannot be read. If a right is missing, it names the right.
 func refused(s source, err error) error {
 	if apierrors.IsUnauthorized(err) {
-		return errors.New("the API server does not accept your credentials, or they have expired: log in again, or see --context and " +
-			"--kubeconfig")
+		return ErrCredentials
 	}
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("%s %s: %w", s.verb, s.kind, err)

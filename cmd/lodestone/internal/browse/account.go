@@ -2,6 +2,7 @@ package browse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -52,6 +53,8 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	case apierrors.IsNotFound(err):
 		return "", fmt.Errorf("there is no service account %s in namespace %s: the chart makes it with dashboard.enabled: %w", AccountName,
 			a.Namespace, err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", fmt.Errorf("get a token for the dashboard: the API server did not answer in time: %w", err)
 	case err != nil:
 		return "", fmt.Errorf("get a token for the dashboard: %w", err)
 	}

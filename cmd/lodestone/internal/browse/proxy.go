@@ -101,7 +101,7 @@ type Options struct {
 	// Target is where requests go.
 	Target http.RoundTripper
 	Token  Token
-	// Timeout is how long the first page may take.
+	// Timeout is how long the first page may take. 0: without a limit.
 	Timeout time.Duration
 	// Out is where the address is printed.
 	Out io.Writer
@@ -138,8 +138,11 @@ func Serve(ctx context.Context, o Options) error {
 
 // check asks for the page once, and returns why it may not be seen.
 func (p *Proxy) check(ctx context.Context, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
 	token, err := p.token.Token(ctx)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 func bgpCommand(s Streams) *cobra.Command {
@@ -37,7 +38,7 @@ Exits with 0 when all sessions are established and nothing is wrong with them, 2
 when not, and 3 when the cluster could not be read.`,
 		Example: `  lodestone bgp peers
   lodestone bgp peers --node n1 -o json`,
-		Args: noArgs,
+		Args: usage.Args(0, 0),
 	}
 	node := cmd.Flags().String("node", "", "Only the sessions of this node.")
 	peer := cmd.Flags().String("peer", "", "Only the sessions with this peer.")
@@ -74,7 +75,7 @@ when the cluster could not be read.`,
 		Example: `  lodestone bgp routes
   lodestone bgp routes 203.0.113.7 --peer tor-a
   lodestone bgp routes 203.0.113.0/24 --node n1 -o yaml`,
-		Args: cobra.MaximumNArgs(1),
+		Args: usage.Args(0, 1),
 	}
 	var f bgp.Filter
 	cmd.Flags().StringVar(&f.Node, "node", "", "Only what this node announces.")

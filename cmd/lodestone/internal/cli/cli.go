@@ -19,18 +19,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/diagnosis"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // What the command exits with.
@@ -73,11 +77,12 @@ func root(s Streams) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("no command given; see lodestone --help")
 		},
-		Args: cobra.NoArgs,
+		Args: usage.Args(0, 0),
 	}
 	if s.Plugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl lodestone"}
 	}
+	root.SetFlagErrorFunc(usage.FlagError)
 	root.AddCommand(statusCommand(s), diagnoseCommand(s), dashboardCommand(s), bgpCommand(s), validateCommand(s), planCommand(s),
 		explainCommand(s), simulateCommand(s), migrateCommand(s), versionCommand(), manCommand())
 	return root
@@ -118,9 +123,21 @@ func Run(args []string, s Streams) int {
 		complain(s.Err, err.Error()) // names the file, or the ConfigMap
 		return ExitInvalid
 	default:
-		complain(s.Err, "lodestone: "+err.Error())
+		complain(s.Err, "lodestone: "+advised(err).Error())
 		return ExitFailed
 	}
+}
+
+// advised adds what to do to an error of the way to the API server. What the API server answers has it already.
+func advised(err error) error {
+	var request *url.Error
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return cluster.ErrCredentials
+	case errors.As(err, &request) && !errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: is it the right cluster (--context, --kubeconfig), and does its API server run?", err)
+	}
+	return err
 }
 
 // complain writes an error. Others write parts of the text, so it is cleaned.
@@ -130,17 +147,10 @@ func complain(out io.Writer, text string) {
 	}
 }
 
-// noArgs is cobra.NoArgs for a command that has no others: an argument is no unknown command.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("%s takes no argument, and %q is one: see %[1]s --help", cmd.CommandPath(), args[0])
-	}
-	return nil
-}
-
 // group returns a command that has others and does nothing itself.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: use, Short: short, Args: usage.Args(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(commands...)
 	return cmd
 }
@@ -149,7 +159,7 @@ func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Args:  noArgs,
+		Args:  usage.Args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), "lodestone", buildinfo.Get())
 			return err

@@ -72,16 +72,18 @@ func TestTooLargeAFileIsNotReadToItsEnd(t *testing.T) {
 
 func TestWrongUsageExitsWith3(t *testing.T) {
 	for want, args := range map[string][]string{
-		"lodestone: no command given; see lodestone --help\n":          {},
-		"lodestone: 0 files given: name one, - for the standard input": {"validate"},
-		"lodestone: 2 files given: name one, - for the standard input": {"validate", "a", "b"},
-		"lodestone: unknown command \"valid\" for \"lodestone\"":       {"valid"},
-		"lodestone: unknown flag: --strict\n":                          {"validate", "--strict", "-"},
-		"lodestone: open no/such/file: no such file or directory":      {"validate", filepath.Join("no", "such", "file")},
-		"lodestone: read .: ": {"validate", "."},
-		"lodestone: lodestone plan takes no argument, and \"new.yaml\" is one: see lodestone plan --help\n": {"plan", "new.yaml"},
-		"lodestone: lodestone bgp peers takes no argument, and \"tor-a\" is one":                            {"bgp", "peers", "tor-a"},
-		"lodestone: unknown command \"peer\" for \"lodestone bgp\"":                                         {"bgp", "peer"},
+		"lodestone: no command given; see lodestone --help\n":                {},
+		"lodestone: 0 files given: name one, - for the standard input":       {"validate"},
+		"lodestone: 2 files given: name one, - for the standard input":       {"validate", "a", "b"},
+		"lodestone: unknown command \"valid\" for \"lodestone\"":             {"valid"},
+		"lodestone: unknown flag: --strict: see lodestone validate --help\n": {"validate", "--strict", "-"},
+		"lodestone: open no/such/file: no such file or directory":            {"validate", filepath.Join("no", "such", "file")},
+		"lodestone: read .: is a directory\n":                                {"validate", "."},
+		"lodestone: lodestone plan takes no argument, and \"new.yaml\" is one: see lodestone plan --help\n": {
+			"plan", "new.yaml"},
+		"lodestone: lodestone bgp peers takes no argument, and \"tor-a\" is one": {
+			"bgp", "peers", "tor-a"},
+		"lodestone: unknown command \"peer\" for \"lodestone bgp\"": {"bgp", "peer"},
 	} {
 		code, out, err := run(t, "", args...)
 		assert.Equal(t, ExitFailed, code, "%q", args)
@@ -93,6 +95,67 @@ func TestWrongUsageExitsWith3(t *testing.T) {
 	code := Run([]string{"validate", "-"}, Streams{In: iotest.ErrReader(errors.New("broken pipe")), Out: &out, Err: &errs})
 	assert.Equal(t, ExitFailed, code)
 	assert.Equal(t, "lodestone: read stdin: broken pipe\n", errs.String())
+}
+
+// Each error has what was written, what is possible, and where the help is.
+func TestMistypedCommandsAndFlagsAreExplained(t *testing.T) {
+	for want, args := range map[string][]string{
+		"lodestone: unknown flag: --kubecnfig, did you mean --kubeconfig?: see lodestone status --help\n": {
+			"status", "--kubecnfig=x"},
+		"lodestone: unknown command \"statu\" for \"lodestone\", did you mean status?: see lodestone --help\n": {
+			"statu"},
+		"lodestone: 0 arguments given, and the command is lodestone explain vip ADDRESS: see lodestone explain vip --help\n": {
+			"explain", "vip"},
+		"lodestone: --port is \"99999\", not a number from 0 to 65535: see lodestone dashboard --help\n": {
+			"dashboard", "--port=99999"},
+		"lodestone: --request-timeout is -1s: write a time above 0, or 0 to wait without a limit\n": {
+			"status", "--request-timeout=-1s"},
+		"lodestone: --lodestone-namespace is \"\", not a name in Kubernetes": {
+			"status", "--lodestone-namespace="},
+		"lodestone: --config-name is \"\", not a name in Kubernetes": {
+			"plan", "--config=x", "--config-name="},
+		"lodestone: --namespace is \"shop/\", not a name in Kubernetes": {
+			"explain", "service", "web", "-n", "shop/"},
+		"lodestone: --handle-classless=false and no class in --load-balancer-classes: no Service at all would be served": {
+			"status", "--handle-classless=false", "--load-balancer-classes="},
+		"lodestone: --bundle is empty: name a file": {
+			"diagnose", "--bundle="},
+		"lodestone: \"lan\" is not an address": {
+			"explain", "vip", "lan"},
+		"lodestone: \"a/b/c\" is not a Service": {
+			"explain", "service", "a/b/c"},
+		"lodestone: \"/web\" is not a Service": {
+			"explain", "service", "/web"},
+		"lodestone: \"shop/\" is not a Service": {
+			"explain", "service", "shop/"},
+	} {
+		code, out, err := run(t, "", args...)
+		assert.Equal(t, ExitFailed, code, "%q", args)
+		assert.Empty(t, out)
+		assert.Contains(t, err, want)
+	}
+}
+
+// Flags from which nothing would follow are refused: whoever gives them expects another answer.
+func TestFlagsThatContradictEachOtherAreRefused(t *testing.T) {
+	for want, args := range map[string][]string{
+		"lodestone: --live checks the configuration in the cluster: leave the file out, or --live": {"validate", "--live", "-"},
+		"lodestone: --context has no effect here, since without --live the cluster is not read":    {"validate", "-", "--context=prod"},
+		"lodestone: --config-name has no effect here, since without --live":                        {"validate", "-", "--config-name=x"},
+		"lodestone: --request-timeout has no effect here, since without --live":                    {"validate", "-", "--request-timeout=1s"},
+		"lodestone: --from-namespace has no effect here, since beside files the cluster is not read": {
+			"migrate", "metallb", "-", "--from-namespace=metallb"},
+		"lodestone: --kubeconfig has no effect here, since beside files the cluster is not read": {
+			"migrate", "kube-vip", "-", "--kubeconfig=x"},
+		"lodestone: --as has no effect here, since with --output the configuration is a part of the answer": {
+			"migrate", "metallb", "--as=values", "-o", "json"},
+		"lodestone: the Service shop/web is not in --namespace other": {"explain", "service", "shop/web", "-n", "other"},
+	} {
+		code, out, err := run(t, "", args...)
+		assert.Equal(t, ExitFailed, code, "%q", args)
+		assert.Empty(t, out)
+		assert.Contains(t, err, want)
+	}
 }
 
 // A wrong name in a cluster of thousands of nodes does not print them all.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // target is which cluster a command looks at, and where Lodestone is in it.
@@ -52,14 +55,53 @@ func targetFlags(cmd *cobra.Command, s Streams) *target {
 	f.StringVarP(&t.overrides.Context.Namespace, "namespace", "n", "",
 		"Namespace of what the command is about. Default: that of the kubeconfig context.")
 	f.DurationVar(&t.timeout, "request-timeout", time.Minute,
-		"How long the API server may take for all that the command reads of the cluster.")
+		"How long the API server may take for all that the command reads of the cluster. 0: without a limit.")
 	f.StringVar(&t.place.Namespace, "lodestone-namespace", config.Namespace, "Namespace that Lodestone is installed in.")
 	f.StringVar(&t.place.ConfigName, "config-name", config.ConfigMapName, "Name of the ConfigMap with the configuration.")
 	f.BoolVar(&t.place.Scope.Classless, "handle-classless", true,
 		"Whether Lodestone serves Services without a class. Default: as the controller that runs.")
 	f.StringSliceVar(&t.place.Scope.Classes, "load-balancer-classes", []string{annotation.DefaultClass},
 		"The classes that Lodestone serves. Default: those of the controller that runs.")
+	cmd.PreRunE = func(*cobra.Command, []string) error { return t.check() }
 	return t
+}
+
+// check refuses values of flags that nothing can be read by.
+func (t *target) check() error {
+	if t.timeout < 0 {
+		return fmt.Errorf("--request-timeout is %s: write a time above 0, or 0 to wait without a limit", t.timeout)
+	}
+	if t.overrides.Context.Namespace != "" {
+		if err := usage.Name("--namespace", t.overrides.Context.Namespace); err != nil {
+			return err
+		}
+	}
+	return errors.Join(usage.Name("--lodestone-namespace", t.place.Namespace), usage.Name("--config-name", t.place.ConfigName),
+		usage.Classes(t.place.Scope.Classless, t.place.Scope.Classes))
+}
+
+// refuse refuses these flags, because nothing follows from them beside what else is on the command line.
+func refuse(flags *pflag.FlagSet, why string, names ...string) error {
+	for _, name := range names {
+		if flags.Changed(name) {
+			return fmt.Errorf("--%s has no effect here, %s: leave it out", name, why)
+		}
+	}
+	return nil
+}
+
+// within asks the API server, which has the time of --request-timeout.
+func (t *target) within(ctx context.Context, ask func(context.Context) error) error {
+	if t.timeout == 0 {
+		return ask(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.timeout)
+	defer cancel()
+	err := ask(ctx)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("the API server did not answer within %s (--request-timeout): %w", t.timeout, err)
+	}
+	return err
 }
 
 // where returns the place, whose scope is that of the controller unless a flag names
@@ -110,7 +152,24 @@ func (t *target) restConfig() (*rest.Config, error) {
 	}
 	c.UserAgent = "lodestone-cli"
 	c.QPS, c.Burst = -1, 0 // a handful of lists
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return noPages{next} })
 	return c, nil
+}
+
+// noPages has a web page count as no answer: it comes from a login page, a proxy or another server, and client-go's
+// error would be about a serializer.
+type noPages struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (n noPages) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := n.next.RoundTrip(r)
+	if err != nil || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/html") ||
+		response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden {
+		return response, err
+	}
+	_ = response.Body.Close()
+	return nil, fmt.Errorf("the answer is a web page (%s), as of a proxy or a login page, and not that of a Kubernetes API server",
+		response.Status)
 }
 
 // read reads everything that the controller decides by.
@@ -125,16 +184,15 @@ func (t *target) read(ctx context.Context, client kubernetes.Interface) (*simula
 // readAll reads everything that controller and speakers decide by. It fails
 // if nothing could be read.
 func (t *target) readAll(ctx context.Context) (*cluster.Objects, error) {
-	ctx, cancel := context.WithTimeout(ctx, t.timeout)
-	defer cancel()
 	client, _, err := t.connect()
 	if err != nil {
 		return nil, err
 	}
-	o, err := cluster.All(ctx, client, t.where())
-	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return nil, fmt.Errorf("the API server did not answer within %s (--request-timeout): %w", t.timeout, err)
-	}
+	var o *cluster.Objects
+	err = t.within(ctx, func(ctx context.Context) (err error) {
+		o, err = cluster.All(ctx, client, t.where())
+		return err
+	})
 	return o, err
 }
 

@@ -1,9 +1,14 @@
 package cli
 
 import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,6 +152,81 @@ func TestWithoutAConfigurationNothingIsAllocated(t *testing.T) {
 	c, err := readCluster(t, service("web", ""))
 	require.NoError(t, err)
 	require.Equal(t, ledger.ConfigUnavailable, c.Explain(c.Services[0]).Verdict.Refusal.Reason)
+}
+
+// Whatever answers in the place of the API server, each command names what is wrong and what to do, in one line on the
+// standard error, within the time that it may take.
+func TestWhateverAnswersInThePlaceOfTheAPIServer(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(header+"pools: [{name: lan, addresses: [203.0.113.10]}]\n"), 0o600))
+	commands := [][]string{{"status"}, {"validate", "--live"}, {"plan", "--config", file}, {"explain", "service", "web"},
+		{"explain", "vip", "203.0.113.1"}, {"bgp", "peers"}, {"simulate", "lose", "n1"}, {"migrate", "metallb"}, {"migrate", "kube-vip"},
+		{"diagnose"}, {"dashboard"}}
+	const page, otherCluster = "text/html; charset=utf-8", "is it the right cluster (--context, --kubeconfig)"
+	for name, is := range map[string]struct {
+		code    int
+		content string
+		want    []string
+	}{
+		"who":         {http.StatusUnauthorized, "application/json", []string{"does not accept your credentials", "log in again"}},
+		"not allowed": {http.StatusForbidden, "application/json", []string{"you need the right to"}},
+		"broken":      {http.StatusInternalServerError, "application/json", []string{"error on the server"}},
+		"login page":  {http.StatusOK, page, []string{"the answer is a web page (200 OK)", otherCluster}},
+		"web server":  {http.StatusNotFound, page, []string{"the answer is a web page (404 Not Found)", otherCluster}},
+		"balancer":    {http.StatusBadGateway, page, []string{"the answer is a web page (502 Bad Gateway)", otherCluster}},
+		"hangs":       {0, "", []string{"did not answer"}},
+		"gone":        {-1, "", []string{"connection refused", otherCluster}},
+	} {
+		ended := make(chan struct{})
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if is.code == 0 {
+				<-ended
+				return
+			}
+			w.Header().Set("Content-Type", is.content)
+			w.WriteHeader(is.code)
+			_, _ = io.WriteString(w, "no")
+		}))
+		t.Cleanup(server.Close)
+		t.Cleanup(func() { close(ended) })
+		if is.code < 0 {
+			server.Close()
+		}
+		kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+		require.NoError(t, os.WriteFile(kubeconfig, []byte(`{apiVersion: v1, kind: Config, current-context: a,
+  clusters: [{name: a, cluster: {server: "`+server.URL+`"}}], contexts: [{name: a, context: {cluster: a}}]}`), 0o600))
+		for _, args := range commands {
+			code, out, err := run(t, "", append(args, "--kubeconfig", kubeconfig, "--request-timeout=300ms")...)
+			assert.Equal(t, ExitFailed, code, "%s: %q", name, args)
+			assert.Empty(t, out, "%s: %q", name, args)
+			assert.Equal(t, 1, strings.Count(err, "\n"), "%s: %q: %s", name, args, err)
+			assert.Equal(t, 1, strings.Count(err, "lodestone: "), "%s: %q: %s", name, args, err)
+			for _, want := range is.want {
+				assert.Contains(t, err, want, "%s: %q", name, args)
+			}
+		}
+	}
+}
+
+// As with kubectl, the timeout 0 is none.
+func TestTimeoutZeroIsWithoutALimit(t *testing.T) {
+	t.Parallel()
+	free := &target{}
+	require.NoError(t, free.within(t.Context(), func(ctx context.Context) error {
+		_, bound := ctx.Deadline()
+		require.False(t, bound)
+		return ctx.Err()
+	}))
+	short := &target{timeout: time.Millisecond}
+	err := short.within(t.Context(), func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.EqualError(t, err, "the API server did not answer within 1ms (--request-timeout): context deadline exceeded")
+	w := &world{t: t}
+	w.add(configMap(config.ConfigMapName, config.Key, header+"pools: [{name: lan, addresses: [203.0.113.10]}]\n"))
+	w.ask("", ExitOK, "validate", "--live", "--request-timeout=0")
 }
 
 func TestUnreachableClusterIsAnError(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodestone-lb/lodestone/inspect/diagnosis"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // diagnoseTimeout bounds a diagnosis: hundreds of speakers that probe, and the
@@ -50,7 +51,7 @@ found out, which the findings marked UNKNOWN name.`,
   lodestone diagnose --active
   lodestone diagnose --active --bundle ticket.tar.gz
   lodestone diagnose -o json | jq '.findings[] | select(.severity != "ok")'`,
-		Args: noArgs,
+		Args: usage.Args(0, 0),
 	}
 	active := cmd.Flags().Bool("active", false, "Have the nodes probe the network.")
 	bundle := cmd.Flags().String("bundle", "", "Write an archive for a ticket to this file, which must not exist.")
@@ -61,6 +62,9 @@ found out, which the findings marked UNKNOWN name.`,
 		ask = diagnosis.Ask
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *bundle == "" && cmd.Flags().Changed("bundle") {
+			return errors.New("--bundle is empty: name a file for the archive, or leave the flag out")
+		}
 		if _, err := os.Lstat(*bundle); err == nil {
 			return fmt.Errorf("%s is there already: name another file for the archive", *bundle)
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/explain"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 func explainCommand(s Streams) *cobra.Command {
@@ -50,7 +52,7 @@ Exits with 0 when all is well with it, 2 when somebody should look at it, and 3
 when there is no such thing or the cluster could not be read.`
 
 func (e explainer) command(s Streams) *cobra.Command {
-	cmd := &cobra.Command{Use: e.use, Short: e.short, Long: e.long + exits, Example: e.example, Args: cobra.ExactArgs(1)}
+	cmd := &cobra.Command{Use: e.use, Short: e.short, Long: e.long + exits, Example: e.example, Args: usage.Args(1, 1)}
 	a := answerFlags(cmd, s)
 	t := targetFlags(cmd, s)
 	cmd.ValidArgsFunction = t.complete(e.names)
@@ -157,7 +159,14 @@ nothing and needs neither of them to run.`,
 // qualified returns the name of a Service with its namespace: that of the
 // kubeconfig unless there is one.
 func (t *target) qualified(name string) (string, error) {
-	if strings.Contains(name, "/") {
+	before, after, whole := strings.Cut(name, "/")
+	if err := usage.Name("the Service", cmp.Or(after, before)); err != nil || whole && (before == "" || after == "") {
+		return "", fmt.Errorf("%q is not a Service: write NAMESPACE/NAME, or NAME and its --namespace", name)
+	}
+	if given := t.overrides.Context.Namespace; whole && given != "" && given != before {
+		return "", fmt.Errorf("the Service %s is not in --namespace %s: leave one of the two out", name, given)
+	}
+	if whole {
 		return name, nil
 	}
 	_, namespace, err := t.connect()
@@ -173,12 +182,12 @@ if nobody announces it, and the keys that this depends on. If no Service has the
 address, explain why.`,
 	example: `  lodestone explain vip 203.0.113.7`,
 	names:   vipNames,
-	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+	qualify: func(_ *target, name string) (string, error) {
 		addr, err := address(name)
-		if err != nil {
-			return nil, nil, err
-		}
-		return explain.OfVIP(o, addr), nil, nil
+		return addr.String(), err
+	},
+	explain: func(o *cluster.Objects, name string) (explain.Story, []string, error) {
+		return explain.OfVIP(o, netip.MustParseAddr(name)), nil, nil
 	},
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/lodestone-lb/lodestone/pkg/buildinfo"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // manCommand writes the man pages that packages and archives of the command have in them.
@@ -18,7 +19,7 @@ func manCommand() *cobra.Command {
 		Use:    "man DIRECTORY",
 		Short:  "Write the man pages into a directory",
 		Hidden: true, // who has the command has the pages, or --help
-		Args:   cobra.ExactArgs(1),
+		Args:   usage.Args(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return writePages(cmd.Root(), args[0])
 		},

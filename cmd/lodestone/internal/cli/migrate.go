@@ -92,10 +92,20 @@ something to decide, and 3 when they could not be read.`,
 	cmd.Flags().VarP(&format, "output", "o", "Format of the answer: "+output.Formats+
 		". JSON and YAML have the notes, too, and nothing is written elsewhere.")
 	t := targetFlags(cmd, s)
+	cmd.Args = func(cmd *cobra.Command, files []string) error {
+		if format != output.Table {
+			if err := refuse(cmd.Flags(), "since with --output the configuration is a part of the answer", "as"); err != nil {
+				return err
+			}
+		}
+		if len(files) == 0 {
+			return nil
+		}
+		return refuse(cmd.Flags(), "since beside files the cluster is not read", "kubeconfig", "context", "namespace", "request-timeout",
+			"from-namespace", "handle-classless", "load-balancer-classes")
+	}
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
-		ctx, cancel := context.WithTimeout(cmd.Context(), t.timeout)
-		defer cancel()
-		result, err := o.migrate(ctx, t, files, cmd.InOrStdin(), namespace)
+		result, err := o.migrate(cmd.Context(), t, files, cmd.InOrStdin(), namespace)
 		var invalid migrate.Errors
 		if errors.As(err, &invalid) {
 			complain(cmd.ErrOrStderr(), err.Error())
@@ -116,7 +126,8 @@ something to decide, and 3 when they could not be read.`,
 }
 
 // migrate reads what there is, from files or from the cluster.
-func (o origin) migrate(ctx context.Context, t *target, files []string, stdin io.Reader, namespace string) (*migrate.Result, error) {
+func (o origin) migrate(ctx context.Context, t *target, files []string, stdin io.Reader, namespace string) (result *migrate.Result,
+	err error) {
 	if len(files) > 0 {
 		objects, err := readObjects(files, stdin)
 		if err != nil {
@@ -128,16 +139,18 @@ func (o origin) migrate(ctx context.Context, t *target, files []string, stdin io
 	if err != nil {
 		return nil, err
 	}
-	objects, err := o.read(ctx, t, client, namespace)
-	if err != nil {
-		return nil, err
-	}
-	result, err := o.convert(objects)
-	if err != nil {
-		return nil, err
-	}
-	result.Notes = append(result.Notes, t.takeover(ctx, client, result.Config)...)
-	return result, nil
+	err = t.within(ctx, func(ctx context.Context) error {
+		objects, err := o.read(ctx, t, client, namespace)
+		if err != nil {
+			return err
+		}
+		if result, err = o.convert(objects); err != nil {
+			return err
+		}
+		result.Notes = append(result.Notes, t.takeover(ctx, client, result.Config)...)
+		return nil
+	})
+	return result, err
 }
 
 func readObjects(files []string, stdin io.Reader) (objects []migrate.Object, err error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/explain"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 func planCommand(s Streams) *cobra.Command {
@@ -32,7 +33,7 @@ own configuration is invalid, or there is none, each address that Services have 
 the new one has in no pool counts as stranded.`,
 		Example: `  lodestone plan --config new.yaml
   lodestone plan --config new.yaml -o json | jq .moved`,
-		Args: noArgs,
+		Args: usage.Args(0, 0),
 	}
 	file := cmd.Flags().String("config", "", `The new configuration, or manifests with the ConfigMap that has it; "-" is the standard input.`)
 	all := cmd.Flags().Bool("all", false, "List also the Services that nothing changes for.")
@@ -92,7 +93,7 @@ is changed.
 Exits with 0 when somebody would announce every VIP that somebody announces now,
 2 when not, and 3 when there is no such node or the cluster could not be read.`,
 		Example: "  lodestone simulate " + string(how) + " n1",
-		Args:    cobra.ExactArgs(1),
+		Args:    usage.Args(1, 1),
 	}
 	a := answerFlags(cmd, s)
 	t := targetFlags(cmd, s)

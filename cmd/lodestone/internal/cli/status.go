@@ -15,6 +15,7 @@ import (
 	"github.com/lodestone-lb/lodestone/cmd/lodestone/internal/browse"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/status"
+	"github.com/lodestone-lb/lodestone/pkg/usage"
 )
 
 // redraw is the time between two screens of --watch.
@@ -81,7 +82,7 @@ With --watch it draws until it is interrupted.`,
 		Example: `  lodestone status
   lodestone status --watch
   lodestone status -o json | jq .warnings`,
-		Args: noArgs,
+		Args: usage.Args(0, 0),
 	}
 	a := answerFlags(cmd, s)
 	watch := cmd.Flags().BoolP("watch", "w", false, "Draw again every "+redraw.String()+".")
@@ -172,7 +173,7 @@ has: to list pods, to forward ports to them, and to create tokens of that accoun
 Exits with 3 when the dashboard may not be seen, or cannot be reached.`,
 		Example: `  lodestone dashboard
   lodestone dashboard --port 8080 --context prod`,
-		Args: noArgs,
+		Args: usage.Args(0, 0),
 	}
 	port := cmd.Flags().Uint16("port", 0, "Port of the loopback interface. 0: any that is free.")
 	t := targetFlags(cmd, s)

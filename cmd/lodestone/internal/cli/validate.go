@@ -44,6 +44,10 @@ sense in the cluster, and 3 when something could not be read.`,
 			return errors.New("--live checks the configuration in the cluster: leave the file out, or --live")
 		case !*live && len(args) != 1:
 			return fmt.Errorf("%d files given: name one, - for the standard input, or --live for the cluster", len(args))
+		case !*live:
+			return refuse(cmd.Flags(), "since without --live the cluster is not read (lodestone plan shows how a file would fare there)",
+				"kubeconfig", "context", "namespace", "request-timeout", "lodestone-namespace", "config-name", "handle-classless",
+				"load-balancer-classes")
 		}
 		return nil
 	}
@@ -108,16 +112,18 @@ func validateFile(arg string, stdin io.Reader) (validity, error) {
 }
 
 func validateLive(ctx context.Context, t *target) (validity, error) {
-	ctx, cancel := context.WithTimeout(ctx, t.timeout)
-	defer cancel()
 	client, _, err := t.connect()
 	if err != nil {
 		return validity{}, err
 	}
-	o := cluster.Allocation(ctx, client, t.place)
+	var o *cluster.Objects
+	err = t.within(ctx, func(ctx context.Context) error {
+		o = cluster.Allocation(ctx, client, t.place)
+		return o.Err(cluster.ConfigMaps)
+	})
 	switch {
-	case !o.Has(cluster.ConfigMaps):
-		return validity{}, o.Err(cluster.ConfigMaps)
+	case err != nil:
+		return validity{}, err
 	case o.Config == nil && o.ConfigErr == nil:
 		return validity{}, fmt.Errorf("there is no %s: see --lodestone-namespace and --config-name", o.ConfigMap())
 	}
@@ -175,10 +181,10 @@ func read(arg string, stdin io.Reader) (name string, text []byte, err error) {
 		name, stdin = arg, f
 	}
 	text, err = io.ReadAll(io.LimitReader(stdin, config.MaxSize+1))
-	if err != nil {
-		return "", nil, fmt.Errorf("read %s: %w", name, err)
+	if err != nil && arg == "-" { // the error of a file names it
+		err = fmt.Errorf("read %s: %w", name, err)
 	}
-	return name, text, nil
+	return name, text, err
 }
 
 // count returns a number and what it counts; an IPv6 pool's is rounded.
