@@ -67,9 +67,9 @@ func TestTheFirstErrorIsNamed(t *testing.T) {
 // A loop that cannot hand over because a part has failed does not hide why that is.
 func TestTheCauseIsNamedAndNotWhatFollowsFromIt(t *testing.T) {
 	t.Parallel()
-	err := live(t.Context(), failsAtTheEnd{part{name: "loop"}}, part{name: "server", err: errors.New("address already in use")})
+	err := runParts(t.Context(), failsAtTheEnd{part{name: "loop"}}, part{name: "server", err: errors.New("address already in use")})
 	require.EqualError(t, err, "run server: address already in use")
-	err = live(t.Context(), part{name: "loop", err: errors.New("no such node")}, failsAtTheEnd{part{name: "late"}})
+	err = runParts(t.Context(), part{name: "loop", err: errors.New("no such node")}, failsAtTheEnd{part{name: "late"}})
 	require.EqualError(t, err, "no such node\nrun late: ended in the middle of something")
 }
 
