@@ -36,7 +36,7 @@ func TestMakeReleaseTwice(t *testing.T) {
 	out, err := unpack.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	plugin := filepath.Join(dir, pluginName)
-	out, err := exec.CommandContext(t.Context(), plugin, "version").CombinedOutput()
+	out, err = exec.CommandContext(t.Context(), plugin, "version").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.True(t, strings.HasPrefix(string(out), "lodestone v99.1.0 (commit "), "%s", out)
 	pages, err := filepath.Glob(filepath.Join(dir, "man/man1/lodestone-*.1"))

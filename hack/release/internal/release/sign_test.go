@@ -110,9 +110,9 @@ func TestSignaturesAreVerifiedBySigstore(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, manifest.Layers, 1)
 			require.EqualValues(t, "application/vnd.dev.cosign.simplesigning.v1+json", manifest.Layers[0].MediaType)
-			text, signed := blob(t, img), manifest.Layers[0].Annotations["dev.cosignproject.cosign/signature"]
-			require.NoError(t, verify(v, signed, text))
-			require.Error(t, verify(stranger, signed, text))
+			text, signature := blob(t, img), manifest.Layers[0].Annotations["dev.cosignproject.cosign/signature"]
+			require.NoError(t, verify(v, signature, text))
+			require.Error(t, verify(stranger, signature, text))
 
 			// What was signed is this digest at this place.
 			var signed payload.Cosign
@@ -121,7 +121,7 @@ func TestSignaturesAreVerifiedBySigstore(t *testing.T) {
 			want, err := name.NewDigest("ghcr.io/" + repository + "@" + digest)
 			require.NoError(t, err)
 			require.Equal(t, want.String(), signed.Image.String())
-			require.Error(t, verify(v, signed, bytes.Replace(text, []byte(digest), []byte("sha256:"+strings.Repeat("0", 64)), 1)))
+			require.Error(t, verify(v, signature, bytes.Replace(text, []byte(digest), []byte("sha256:"+strings.Repeat("0", 64)), 1)))
 		}
 	})
 
