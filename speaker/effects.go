@@ -44,7 +44,9 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 	if len(e.Gone) > 0 {
 		s.Announcer.Forget(e.Gone)
 	}
-	s.setRoutes(ctx, e)
+	if !s.setRoutes(ctx, e) {
+		next = s.step(core.RoutesFailed{}).Next
+	}
 	s.logChanges(e.Changes)
 	for _, l := range e.Log {
 		if l.Warn {
@@ -68,39 +70,33 @@ func (s *Speaker) setVIPs(ctx context.Context, want map[netip.Addr]plan.Layer2) 
 	return fmt.Errorf("set VIPs: %w", err)
 }
 
-// setRoutes executes the effects on routers.
-func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) {
+// setRoutes executes the effects on routers, and reports whether they need not be executed again.
+func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) (done bool) {
 	ctx, cancel := context.WithTimeout(ctx, setTimeout)
 	defer cancel()
+	var errs error
 	if e.BeginDrain {
-		s.logRouterError("drain", s.Router.Drain(ctx, true))
+		errs = s.Router.Drain(ctx, true)
 	}
 	if r := e.Routes; r != nil {
 		s.Detector.Set(r.BGP)
-		var err error
 		if r.All {
-			err = s.Router.Set(ctx, r.BGP)
+			errs = errors.Join(errs, s.Router.Set(ctx, r.BGP))
 		} else {
-			err = s.Router.Update(ctx, r.BGP, r.Changed)
+			errs = errors.Join(errs, s.Router.Update(ctx, r.BGP, r.Changed))
 		}
-		if err != nil {
-			s.step(core.RoutesFailed{})
-		}
-		s.logRouterError("routes", err)
 	}
 	if e.EndDrain {
-		s.logRouterError("end of drain", s.Router.Drain(ctx, false))
+		errs = errors.Join(errs, s.Router.Drain(ctx, false))
 	}
 	if e.StopRouters {
 		s.Router.Stop(true)
 	}
-}
-
-// logRouterError logs what the BGP announcer refused. The announcer refuses only when it ends.
-func (s *Speaker) logRouterError(what string, err error) {
-	if err != nil && !errors.Is(err, bgp.ErrStopped) && !errors.Is(err, context.Canceled) {
-		s.Log.Error("not announced to routers", "what", what, "err", err)
+	if errs == nil || errors.Is(errs, bgp.ErrStopped) || errors.Is(errs, context.Canceled) { // the latter two when it ends
+		return true
 	}
+	s.Log.Error("routes not sent", "err", errs, "retry", core.RetryAfter)
+	return false
 }
 
 // logChanges logs and counts the VIPs that came and went. It is called after the effects on the

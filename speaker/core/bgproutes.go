@@ -12,8 +12,9 @@ import (
 
 // routing is what routers have been sent.
 type routing struct {
-	current bool // the last routes were those of the plan, so that changes are enough
-	due     bool // sessions have to be set, for the first time or again
+	current bool      // the last routes were those of the plan, so that changes are enough
+	due     bool      // sessions have to be set, for the first time or again
+	retry   time.Time // when to send all again after a failure; zero: it was sent
 	permit  *netipx.IPSet
 	// draining are the routes that the node withdraws at until. Nil: it does not drain, and until
 	// is zero.
@@ -39,7 +40,7 @@ func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
 func (c *Core) route(had map[netip.Prefix]plan.Route) {
 	r, want := &c.routing, c.planner.Plan().BGP
 	drained := r.draining != nil && !c.now.Before(r.until)
-	due := r.due || drained || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
+	due := r.due || drained || !r.retry.IsZero() || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
 	if !c.everReady || !due {
 		return
 	}
@@ -50,7 +51,10 @@ func (c *Core) route(had map[netip.Prefix]plan.Route) {
 		r.draining, r.until, c.out.BeginDrain = had, c.now.Add(c.Drain), true
 	case r.draining != nil && (drained || !c.excluded()):
 		r.draining, r.until, c.out.EndDrain = nil, time.Time{}, true
+	case !r.retry.IsZero():
+		c.out.BeginDrain, c.out.EndDrain = r.draining != nil, r.draining == nil
 	}
+	r.retry = time.Time{}
 	all := !r.current || r.draining != nil
 	if r.current = r.draining == nil; r.draining != nil {
 		want.Routes = r.draining

@@ -104,14 +104,34 @@ func TestNewPasswordsSetTheSessionsAgain(t *testing.T) {
 	s.sent("update [tor] [203.0.113.1/32]")
 }
 
-// Routes that were not set are set as a whole, with the next ones.
+// Routes that were not set are set as a whole, a second later if nothing happens before, and so is what routers are asked to
+// prefer.
 func TestRoutesAfterThoseThatFailed(t *testing.T) {
 	s := routed(t)
 	s.begin(web(routedVIP, true))
-	s.step(RoutesFailed{})
 	s.sent("set [tor] [203.0.113.1/32]")
+	fail := func() {
+		s.last = s.core.Step(RoutesFailed{}, s.now)
+		require.Equal(t, s.now.Add(RetryAfter), s.last.Next)
+	}
+	fail()
+	s.after(RetryAfter)
+	s.sent("set [tor] [203.0.113.1/32]", "drain false")
+	s.after(time.Minute)
+	s.sent()
+
+	s.step(s.excluded("n1", true))
+	s.sent("drain true", "set [tor] [203.0.113.1/32]")
+	fail()
 	s.step(Service{plan.Service{Name: "default/dns", Serving: true, VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.2")}}})
-	s.sent("set [tor] [203.0.113.1/32 203.0.113.2/32]")
+	s.sent("drain true", "set [tor] [203.0.113.1/32]")
+	s.after(drain)
+	s.sent("set [tor] []", "drain false")
+	fail()
+	s.after(RetryAfter)
+	s.sent("set [tor] []", "drain false")
+	s.after(time.Minute)
+	s.sent()
 }
 
 func TestEndOfTheSpeakerDrainsAndLeavesRoutes(t *testing.T) {

@@ -69,7 +69,7 @@ type (
 	Passwords struct{}
 	// VIPsFailed is sent if the VIPs of the last effects were not set.
 	VIPsFailed struct{}
-	// RoutesFailed is sent if the routes of the last effects were not set.
+	// RoutesFailed is sent if routers were not sent what was in the last effects.
 	RoutesFailed struct{}
 
 	// Decide has the machine decide by all facts.
@@ -150,7 +150,7 @@ type Line struct {
 	Args []any
 }
 
-// RetryAfter is how long after a failure the VIPs are set again.
+// RetryAfter is how long after a failure the VIPs or the routes are set again.
 const RetryAfter = time.Second
 
 // Options are the settings of a Core, which never change.
@@ -207,6 +207,8 @@ func (c *Core) Step(event Event, now time.Time) Effects {
 		c.end(int(e))
 	case VIPsFailed:
 		c.retry = now.Add(RetryAfter)
+	case RoutesFailed:
+		c.routing.current, c.routing.retry = false, now.Add(RetryAfter)
 	default:
 		c.note(event)
 		return Effects{Ready: c.ready}
@@ -265,7 +267,7 @@ func (c *Core) next() time.Time {
 	if c.ending.began {
 		return c.ending.next
 	}
-	first := earlier(c.retry, earlier(c.routing.until, c.moves.next))
+	first := earlier(earlier(c.retry, c.routing.retry), earlier(c.routing.until, c.moves.next))
 	for _, l := range c.leaving {
 		first = earlier(first, l.until)
 	}

@@ -42,8 +42,6 @@ func (c *Core) note(event Event) {
 		c.put(e.Service)
 	case Passwords:
 		c.routing.due = true
-	case RoutesFailed:
-		c.routing.current = false
 	}
 }
 
