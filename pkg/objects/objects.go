@@ -6,7 +6,7 @@
 // its projection before the next one is read, both in a list and in a watch. A program never
 // holds more than one object as it was written.
 //
-//	table.go    the table: what is kept of each kind, within which bounds
+//	kinds.go    the table: what is kept of each kind, within which bounds
 //	objects.go  lists, watches and informers that use it
 //	stream.go   reads one object after the other from an answer
 package objects

@@ -1,5 +1,5 @@
-// Package election decides which node owns a VIP. It is arithmetic over names and addresses: speakers that
-// know the same nodes choose the same owner without communication.
+// Package election has the arithmetic of owners: in which order the nodes that may own a VIP come to own it. Which ones may
+// is for package plan. Speakers that know the same nodes choose the same owner without communication.
 //
 // Every pair of address and node has a score (rendezvous hashing): the best
 // node owns the address, and when a node goes only its own addresses move. The

@@ -32,8 +32,8 @@ func (m *Machine) receive(frame []byte) {
 // claim handles another machine's claim of a VIP. If the machine is a speaker of this cluster, the better
 // claim counts, on both sides, once the speaker has answered a question.
 //
-// Nor does a claim of a VIP that leaves count before that: it may be a recorded one of the next owner, or that one has yielded to an
-// announcement of this node that crossed its claim. Then nobody would answer clients.
+// A claim of a VIP that leaves this node counts after such an answer, too. Until then it may have been recorded earlier, or its
+// speaker may have yielded meanwhile to an announcement of this node: if this node went silent, nobody would answer clients.
 func (m *Machine) claim(v *vip, msg wire.Message) {
 	known := m.knows(msg, v)
 	switch {
@@ -44,7 +44,7 @@ func (m *Machine) claim(v *vip, msg wire.Message) {
 		v.taken = m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now)
 	case msg.Answers && msg.Seal == (seal.Seal{}): // perhaps a speaker that answers our kernel, like any client
 	case !known:
-		m.reportConflict(v, msg, v.reason == "")
+		m.reportConflict(v, msg)
 		m.defend(v, m.now.Add(defence))
 	case msg.Seal.Nonce() != (seal.Nonce{}):
 		if m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now) {
@@ -89,7 +89,7 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	m.out.send(m.Protocol.Answer(s, msg))
 	m.out.Replies++
 	if msg.Takes && !known {
-		m.reportConflict(v, msg, true)
+		m.reportConflict(v, msg)
 	}
 }
 
@@ -99,7 +99,7 @@ func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 	switch {
 	case !msg.Probes():
 	case !known:
-		m.reportConflict(v, msg, false)
+		m.reportConflict(v, msg)
 	case msg.Seal.Nonce() != (seal.Nonce{}):
 		m.heed(v, msg)
 	case msg.Seal.Outranks(m.statement(v).Seal) && v.reason != Yielded && !v.deferred:
@@ -125,9 +125,10 @@ func (c *Config) knows(msg wire.Message, v *vip) bool {
 	return msg.Seal != (seal.Seal{}) && c.Keys.Valid(msg.Seal, v.addr, msg.From)
 }
 
-// reportConflict notes that a machine that is no speaker of this cluster has the VIP. A VIP that is being
-// probed is not announced then.
-func (m *Machine) reportConflict(v *vip, msg wire.Message, announced bool) {
+// reportConflict reports that a machine that is no speaker of this cluster has the VIP, and whether this node announces it. It
+// does not announce one that is being probed.
+func (m *Machine) reportConflict(v *vip, msg wire.Message) {
+	announced := v.reason == ""
 	if v.reason == Probing || v.reason == AddressConflict {
 		v.reason, v.by, v.heard = AddressConflict, msg.From, true
 	}
