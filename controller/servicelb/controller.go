@@ -309,7 +309,7 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 	for {
 		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
 		if longer { // after Changed: no configuration is missed
-			c.keepLengths(ctx)
+			c.recordEnds(ctx)
 		}
 		var free <-chan time.Time
 		if next := c.tryAgain(due); !next.IsZero() {

@@ -20,7 +20,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	svc, err := c.get(name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return c.release(ctx, name, "")
+		return c.free(ctx, name, "")
 	case err != nil:
 		return err
 	case c.leavesToUpstream(svc):
@@ -36,9 +36,9 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case c.Scope.Keeps(svc) && !leaseOver:
 		return nil
 	case c.Scope.LeftBehind(svc) || len(held) > 0:
-		return c.letGo(ctx, svc)
+		return c.unpublish(ctx, svc)
 	default:
-		return c.release(ctx, name, "")
+		return c.free(ctx, name, "")
 	}
 }
 
@@ -63,7 +63,7 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 			return nil
 		}
 	}
-	if err := c.keep(ctx, v.Records); err != nil {
+	if err := c.record(ctx, v.Records); err != nil {
 		return err
 	}
 	wrote, err := c.write(ctx, svc, body)
@@ -94,11 +94,11 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// letGo removes what Lodestone wrote on a Service that it does not serve, or serves no longer,
+// unpublish removes what Lodestone wrote on a Service that it does not serve, or serves no longer,
 // and then frees the addresses.
-func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
+func (c *Controller) unpublish(ctx context.Context, svc *corev1.Service) error {
 	name, uid := ledger.NameOf(svc), string(svc.UID)
-	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
+	if err := c.record(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
 	want := nothing(c.ledger.foreign(svc))
@@ -112,23 +112,23 @@ func (c *Controller) letGo(ctx context.Context, svc *corev1.Service) error {
 	if want.keepIngress {
 		shows, _ = c.get(name) //nolint:errcheck // it may be gone
 	}
-	c.forget(name, uid, shows)
+	c.freeNow(name, uid, shows)
 	return nil
 }
 
-// release takes back the addresses of a Service that is gone or that Lodestone does not serve;
+// free takes back the addresses of a Service that is gone or that Lodestone does not serve;
 // with a UID, those of this incarnation alone.
-func (c *Controller) release(ctx context.Context, name, uid string) error {
-	if err := c.keep(ctx, c.ledger.departing(name, uid)); err != nil {
+func (c *Controller) free(ctx context.Context, name, uid string) error {
+	if err := c.record(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
-	c.forget(name, uid, nil)
+	c.freeNow(name, uid, nil)
 	return nil
 }
 
-// forget takes back what the Service holds, or only this incarnation of it. What it still shows is in use: nobody else
-// gets it in between. Nil: it shows nothing.
-func (c *Controller) forget(name, uid string, shows *corev1.Service) {
+// freeNow has the ledger free what the Service holds, or only this incarnation of it, once the records are durable. What
+// it still shows is in use: nobody else gets it in between. Nil: it shows nothing.
+func (c *Controller) freeNow(name, uid string, shows *corev1.Service) {
 	c.repairs.forget(name)
 	l, now := c.ledger.open()
 	freed := l.Release(name, uid, now)
@@ -151,17 +151,17 @@ func (c *Controller) ensure(svc *corev1.Service) ledger.Verdict {
 	return v
 }
 
-// keepLengths records when quarantines end by the configuration in force. If it fails, the next
+// recordEnds records when quarantines end by the configuration in force. If it fails, the next
 // release writes these records, too.
-func (c *Controller) keepLengths(ctx context.Context) {
-	if err := c.keep(ctx, c.ledger.inQuarantine()); err != nil && ctx.Err() == nil {
+func (c *Controller) recordEnds(ctx context.Context) {
+	if err := c.record(ctx, c.ledger.inQuarantine()); err != nil && ctx.Err() == nil {
 		c.Log.Warn("ends of quarantines not recorded: a controller that starts now uses those by the configuration before", "err", err)
 	}
 }
 
-// keep makes records durable. A controller that starts after the API shows a release must know
+// record makes records durable. A controller that starts after the API shows a release must know
 // of it.
-func (c *Controller) keep(ctx context.Context, records []quarantinestore.Record) error {
+func (c *Controller) record(ctx context.Context, records []quarantinestore.Record) error {
 	if len(records) == 0 {
 		return nil
 	}

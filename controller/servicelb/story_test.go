@@ -472,7 +472,7 @@ func (s *story) woken() []string {
 		}
 	}
 	s.stale = false
-	s.keepLengths(context.Background())
+	s.recordEnds(context.Background())
 	return s.waiting()
 }
 

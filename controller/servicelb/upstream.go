@@ -35,7 +35,7 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 	v := c.ensure(svc)
 	// The queue looks at the Service as it is by then. If it is gone, its addresses are freed.
 	defer c.queue.Add(ledger.NameOf(svc))
-	if err := c.keep(ctx, v.Records); err != nil {
+	if err := c.record(ctx, v.Records); err != nil {
 		return nil, err
 	}
 	switch {
@@ -53,9 +53,9 @@ func (c *Controller) Withdraw(ctx context.Context, svc *corev1.Service) error {
 	name, uid := ledger.NameOf(svc), string(svc.UID)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if current, err := c.get(name); err == nil && current.UID == svc.UID {
-			return c.letGo(ctx, current)
+			return c.unpublish(ctx, current)
 		}
-		return c.release(ctx, name, uid) // its object is gone
+		return c.free(ctx, name, uid) // its object is gone
 	})
 }
 
