@@ -70,18 +70,26 @@ type Transport struct {
 }
 
 // Load returns how to reach the API server: by the values of the flags --master and --kubeconfig, or, if both are
-// empty, as a pod does.
+// empty, as a pod does. It logs nothing: the controller calls it before there is a log, and the framework once more.
 func Load(master, kubeconfig string) (*rest.Config, error) {
+	if master == "" && kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		switch {
+		case errors.Is(err, rest.ErrNotInCluster):
+			return nil, errors.New("find the API server: this is no pod: name a file by --kubeconfig")
+		case err != nil:
+			return nil, fmt.Errorf("find the API server as a pod does: %w: does the pod have the token of its service account?", err)
+		}
+		return config, nil
+	}
 	config, err := clientcmd.BuildConfigFromFlags(master, kubeconfig)
 	switch {
-	case err == nil:
-		return config, nil
-	case clientcmd.IsEmptyConfig(err) && kubeconfig == "":
-		return nil, errors.New("find the API server: this is no pod: name a file by --kubeconfig")
 	case clientcmd.IsEmptyConfig(err):
 		return nil, fmt.Errorf("--kubeconfig: %s has no cluster in it", kubeconfig)
+	case err != nil:
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	return nil, fmt.Errorf("--kubeconfig: %w", err)
+	return config, nil
 }
 
 // Use makes all clients share the Transport that it returns, if they are made from the

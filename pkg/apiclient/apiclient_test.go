@@ -1,6 +1,7 @@
 package apiclient
 
 import (
+	"bytes"
 	"context"
 	"encoding/pem"
 	"fmt"
@@ -19,12 +20,39 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
 // late is how much later than it should be something may happen on a busy machine.
 const late = 10 * time.Second
+
+// A pod without a token is a pod, and nothing but the error is on its standard error.
+func TestWhereTheAPIServerIs(t *testing.T) {
+	var log bytes.Buffer
+	klog.LogToStderr(false)
+	klog.SetOutput(&log)
+	defer klog.LogToStderr(true)
+	t.Setenv("KUBERNETES_SERVICE_HOST", "203.0.113.1")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	if _, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token"); err != nil { // this is no pod
+		_, err := Load("", "")
+		require.ErrorContains(t, err, "find the API server as a pod does: open /var/run/secrets/kubernetes.io/serviceaccount/token: no such file")
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	_, err := Load("", "")
+	require.EqualError(t, err, "find the API server: this is no pod: name a file by --kubeconfig")
+	config, err := Load("https://203.0.113.1:6443", "")
+	require.NoError(t, err)
+	require.Equal(t, "https://203.0.113.1:6443", config.Host)
+	empty := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	_, err = Load("", empty)
+	require.EqualError(t, err, "--kubeconfig: "+empty+" has no cluster in it")
+	klog.Flush()
+	require.Empty(t, log.String())
+}
 
 // servers are the API servers of a cluster, and what chooses one for each connection, by
 // turns.
