@@ -157,13 +157,15 @@ func (t *target) restConfig() (*rest.Config, error) {
 }
 
 // noPages has a web page count as no answer: it comes from a login page, a proxy or another server, and client-go's
-// error would be about a serializer.
+// error would be about a serializer. A page with a redirection or the
+// time of the next attempt is not the last answer.
 type noPages struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
 func (n noPages) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := n.next.RoundTrip(r)
 	if err != nil || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/html") ||
+		response.Header.Get("Location") != "" || response.Header.Get("Retry-After") != "" ||
 		response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden {
 		return response, err
 	}

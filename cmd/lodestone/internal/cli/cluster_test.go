@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -207,6 +208,34 @@ func TestWhateverAnswersInThePlaceOfTheAPIServer(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A proxy may redirect to the API server, or be overloaded for a moment, and send a page with that for people to read.
+func TestPagesThatAreNotTheLastAnswer(t *testing.T) {
+	t.Parallel()
+	var busy atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path, moved := strings.CutPrefix(r.URL.Path, "/moved")
+		switch {
+		case moved:
+			http.Redirect(w, r, path+"?"+r.URL.RawQuery, http.StatusMovedPermanently)
+		case busy.CompareAndSwap(false, true):
+			w.Header().Set("Content-Type", "text/html")
+			w.Header().Set("Retry-After", "0")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(kubeconfig, []byte(`{apiVersion: v1, kind: Config, current-context: a,
+  clusters: [{name: a, cluster: {server: "`+server.URL+`/moved"}}], contexts: [{name: a, context: {cluster: a}}]}`), 0o600))
+	code, _, err := run(t, "", "status", "--kubeconfig", kubeconfig)
+	require.Equal(t, ExitFailed, code)
+	require.Contains(t, err, "the API server does not accept your credentials")
+	require.NotContains(t, err, "web page")
 }
 
 // As with kubectl, the timeout 0 is none.
