@@ -148,7 +148,8 @@ func (l *leasing) lessees() []*lessee {
 	return slices.SortedFunc(maps.Values(l.of), func(s, t *lessee) int { return s.compare(t.account) })
 }
 
-// unconfirmed returns a lookup of the Service that has an address whose lease on the interface is not confirmed yet. Nil: none has.
+// unconfirmed returns a lookup of the Service that has an address whose lease on the interface is not confirmed yet, the oldest of
+// those that share it. Nil: none has.
 func (l *leasing) unconfirmed() (of func(on string, addr netip.Addr) *lessee) {
 	type place struct {
 		on   string
@@ -157,8 +158,10 @@ func (l *leasing) unconfirmed() (of func(on string, addr netip.Addr) *lessee) {
 	index := map[place]*lessee{}
 	for s := range maps.Values(l.of) {
 		for on, addr := range s.leased {
-			if s.state(on) == leaseUnconfirmed && l.held.hasOrShows(s.owner.Name, addr) {
-				index[place{on, addr}] = s
+			at := place{on, addr}
+			if first := index[at]; s.state(on) == leaseUnconfirmed && l.held.hasOrShows(s.owner.Name, addr) &&
+				(first == nil || s.compare(first.account) < 0) {
+				index[at] = s
 			}
 		}
 	}

@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
@@ -48,4 +50,26 @@ func TestAServiceThatLostItsLeaseIsSettledByItself(t *testing.T) {
 		}
 	}
 	testcost.Grows(t, "Services that lost their leases", crowd(1000), crowd(testcost.Growth*1000), func(settle func()) { settle() })
+}
+
+// The objects of two Services that share an address may both name it as leased. Which of them the message for another one
+// names depends on no order of a map.
+func TestTheOldestOfThoseThatShareAnUnconfirmedAddressIsNamed(t *testing.T) {
+	t.Parallel()
+	for range 30 {
+		c := newCluster("pools:\n  - {name: office, dhcp: {interface: eth1}}\n")
+		for i := range 5 {
+			name := fmt.Sprintf("default/web-%d", i)
+			c.create(name, set(annotation.SharingKey, "k"), set(annotation.Assigned, "198.18.0.1"), set(annotation.Leases, "198.18.0.1=eth1"))
+			c.services[name].Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.18.0.1"}}
+		}
+		c.create("default/new", set("x", ""))
+		c.restart()
+		c.look("default/new")
+		want, _, _ := c.FollowLeases(nil, c.now)
+		require.Len(t, want["eth1"], 6)
+		c.FollowLeases(map[string]map[string]LeaseState{"eth1": {"kubernetes/default/new": {Addr: netip.MustParseAddr("198.18.0.1")}}}, c.now)
+		c.look("default/new")
+		require.Contains(t, c.verdicts["default/new"].Refusal.Message, "the DHCP server leases 198.18.0.1, which default/web-0 has")
+	}
 }

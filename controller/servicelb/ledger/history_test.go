@@ -109,9 +109,14 @@ func (c *cluster) write(name string) {
 	}
 	svc = svc.DeepCopy()
 	svc.Status.LoadBalancer.Ingress, svc.Annotations[annotation.Assigned] = nil, kube.JoinAddrs(Addrs(v.Held))
+	var leases []string
 	for _, a := range Addrs(v.Held) {
+		if on := v.Leases[a]; on != "" {
+			leases = append(leases, a.String()+"="+on)
+		}
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: a.String()})
 	}
+	svc.Annotations[annotation.Leases] = strings.Join(leases, ",")
 	if v.Renumbered {
 		delete(svc.Annotations, annotation.Renumber)
 	}
@@ -209,7 +214,10 @@ func history(t *rapid.T) string {
 		},
 		"waiting": func(*rapid.T) { c.follow(); c.work(c.Waiting(c.now)) },
 		"retry":   func(*rapid.T) { c.follow(); c.say("retry", c.Retry(c.now)) },
-		"restart": func(*rapid.T) { c.restart() },
+		"restart": func(*rapid.T) {
+			c.leases = map[string]map[string]LeaseState{}
+			c.restart()
+		},
 		"conflicts": func(t *rapid.T) {
 			c.situation.Facts = &clusterfacts.Facts{}
 			for _, last := range rapid.SliceOfNDistinct(rapid.IntRange(10, 13), 0, 3, rapid.ID).Draw(t, "addresses") {
@@ -223,8 +231,12 @@ func history(t *rapid.T) string {
 			want, due, lost := c.FollowLeases(c.leases, c.now)
 			c.say("leases", []any{want, due, lost})
 			c.leases = map[string]map[string]LeaseState{"eth1": {}}
+			if rapid.Bool().Draw(t, "silent") {
+				return
+			}
+			shift := rapid.IntRange(0, 2).Draw(t, "shift")
 			for i, client := range want["eth1"] {
-				c.leases["eth1"][client.ID] = LeaseState{Addr: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)})}
+				c.leases["eth1"][client.ID] = LeaseState{Addr: netip.AddrFrom4([4]byte{198, 18, 0, byte(i + shift)})}
 			}
 		},
 		"another's": func(t *rapid.T) {
