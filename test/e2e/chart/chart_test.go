@@ -195,6 +195,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"controller.handleClassless=maybe", "handleClassless"},
 		{"controller.dhcp.enabled=maybe", "enabled"},
 		{"controller.loadBalancerClasses={a b}", "loadBalancerClasses"},
+		{"controller.handleClassless=false,controller.loadBalancerClasses=null", "would serve no Service at all"},
 		{"controller.extraArgs={v=4}", "extraArgs"},
 		{"controller.nodeSelector.a=1", "nodeSelector"},
 		{"image.pullPolicy=Sometimes", "pullPolicy"},
