@@ -274,14 +274,22 @@ func (m *Machine) announce() {
 	m.verdicts = slices.DeleteFunc(m.verdicts, func(a announcement) bool { return a.left == 0 })
 }
 
-// giveBack gives all others the time in which this loop did not run.
+// giveBack gives all others the time in which this loop did not run, or in a flood an interval each time that something is due, which
+// may be more than has passed. So nobody gets more than a member that was heard just now.
 func (m *Machine) giveBack(late time.Duration) {
+	back := func(t, most time.Time) time.Time {
+		if given := t.Add(late); given.Before(most) {
+			return given
+		}
+		return later(t, most)
+	}
 	for _, s := range m.watched {
-		if s.grace = s.grace.Add(late); !s.heard.IsZero() {
-			s.heard = s.heard.Add(min(late, m.now.Sub(s.heard)))
+		s.grace = back(s.grace, m.now.Add(firstBeat))
+		if !s.heard.IsZero() {
+			s.heard = back(s.heard, m.now)
 		}
 	}
 	for _, s := range m.doubted {
-		s.doubt.silent = s.doubt.silent.Add(late)
+		s.doubt.silent = back(s.doubt.silent, later(m.now.Add(s.allowance(m.timing.Missed)), s.grace))
 	}
 }

@@ -103,6 +103,26 @@ func TestPacketsGetLost(t *testing.T) {
 	}
 }
 
+// Some speakers lose power, and then a flood begins. As long as it goes on nobody else is taken for lost, and when it ends, those that are
+// lost are soon known, however long it was.
+func TestLostInAFlood(t *testing.T) {
+	t.Parallel()
+	for _, flood := range []time.Duration{100 * ms, time.Second, time.Minute} {
+		w := newWorld(t, 10)
+		w.kill(w.nodes[:3]...)
+		w.run(70 * ms) // they are in doubt
+		w.flooded = true
+		w.run(flood)
+		w.quiet(t)
+		w.flooded = false
+		since := w.now
+		w.run(300 * ms)
+		last := w.known(t, since, w.living(), w.nodes[:3]...)
+		t.Logf("the last one knows %s after a flood of %s", last, flood)
+		assert.LessOrEqual(t, last, 150*ms)
+	}
+}
+
 // Packets pass from one speaker to another, and not back. The others hear both, and nobody is lost.
 func TestOneWayLink(t *testing.T) {
 	t.Parallel()

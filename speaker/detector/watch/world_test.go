@@ -27,6 +27,8 @@ type world struct {
 	loss   float64
 	late   time.Duration // of one of ten rounds of a loop, at most
 	cut    func(from, to *node) bool
+	// flooded is set while strangers send so much to all speakers that no other packet arrives.
+	flooded bool
 	// heal has a speaker that was taken for lost wrongly count again, after that time.
 	heal time.Duration
 	sent int
@@ -158,7 +160,7 @@ func (x *node) loop() {
 	for _, e := range waiting {
 		x.act(x.Step(e, w.now))
 	}
-	x.act(x.Step(Due{}, w.now))
+	x.act(x.Step(Due{Flooded: w.flooded}, w.now))
 	late := time.Duration(w.random.Int64N(int64(ms)))
 	if w.random.IntN(10) == 0 {
 		late = time.Duration(w.random.Int64N(int64(w.late)))
@@ -182,7 +184,7 @@ func (x *node) act(out *Effects) {
 	for _, p := range out.Packets {
 		to := w.byAddr[p.To]
 		w.sent++
-		if to.Session != p.Session || w.random.Float64() < w.loss || w.cut(x, to) {
+		if w.flooded || to.Session != p.Session || w.random.Float64() < w.loss || w.cut(x, to) {
 			continue
 		}
 		w.in(latency, func() {
