@@ -33,6 +33,8 @@ const (
 const (
 	// flagHome is set by the node that owns the VIP when all nodes are able to.
 	flagHome = 1
+	// flagReturned is set in a question that goes back to the speaker that has asked it.
+	flagReturned = 2
 	// flagApart is set by a node that has lost the other speakers with a link.
 	flagApart = 8
 )
@@ -59,6 +61,9 @@ func Find(b []byte) (s Seal, ok bool) {
 
 // Nonce returns the number of the question, or of the question that is answered.
 func (s Seal) Nonce() Nonce { return Nonce(s[offNonce:offTag]) }
+
+// Returned reports whether the question is one of the receiver that is returned.
+func (s Seal) Returned() bool { return s[offVersion]&flagReturned != 0 }
 
 // Outranks reports whether the sender of s has the better claim to the VIP than the sender of t. Both seals
 // have to be valid and without a nonce. A node that is not apart has the better claim, then the node that
@@ -100,6 +105,11 @@ func (k Key) Numbered(vip netip.Addr, hardware [6]byte, home bool, n Nonce) Seal
 		return k.seal(flagHome, n, vip, hardware)
 	}
 	return k.seal(0, n, vip, hardware)
+}
+
+// Returned returns the seal of a question that is returned.
+func (k Key) Returned(vip netip.Addr, hardware [6]byte, n Nonce) Seal {
+	return k.seal(flagReturned, n, vip, hardware)
 }
 
 // Apart is Seal for a node that has lost the other speakers with a link. Perhaps it does not reach the pods

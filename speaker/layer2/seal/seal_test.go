@@ -43,6 +43,7 @@ func TestFormat(t *testing.T) {
 		"4c5321000000006967273e43d71b": key.Seal(vip, here, true),
 		"4c532101020304ab6014aed1fbe8": key.Numbered(vip, here, true, seal.Nonce{1, 2, 3, 4}),
 		"4c532900000000692458664d95cc": key.Apart(vip, here, true),
+		"4c53220102030472b8b8530822b5": key.Returned(vip, here, seal.Nonce{1, 2, 3, 4}),
 	} {
 		assert.Equal(t, want, hex.EncodeToString(s[:]))
 	}
@@ -55,6 +56,9 @@ func TestNumbers(t *testing.T) {
 	s := key.Numbered(vip, here, true, n)
 	assert.Equal(t, n, s.Nonce())
 	assert.True(t, key.Valid(s, vip, here))
+	assert.False(t, s.Returned())
+	assert.True(t, key.Returned(vip, here, n).Returned())
+	assert.Equal(t, n, key.Returned(vip, here, n).Nonce())
 	assert.Zero(t, key.Seal(vip, here, true).Nonce())
 	other := key.Seal(vip, here, true)
 	copy(other[3:], n[:])

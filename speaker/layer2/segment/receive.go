@@ -65,9 +65,10 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	switch {
 	case v.Leaving && !v.answersAtLast():
 		return
-	case v.Leaving && known: // the next owner, which has yielded to this node; or one that the VIP leaves, too, returns our question
-		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) && !m.nonces.fits(n, v.addr, m.now) {
-			m.out.send(m.Protocol.Probe(m.numbered(v, n), msg.From))
+	case v.Leaving && known: // the next owner, which has yielded to this node; or one that the VIP leaves, too, returns a question
+		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) && !msg.Seal.Returned() {
+			returned := wire.Statement{Self: m.Self, VIP: v.addr, Seal: m.Keys.First().Returned(v.addr, m.Self, n)}
+			m.out.send(m.Protocol.Probe(returned, msg.From))
 		}
 		return
 	case v.reason != "":

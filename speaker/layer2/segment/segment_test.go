@@ -592,6 +592,11 @@ func TestNoQuestionGoesBackAndForth(t *testing.T) {
 		return l.nodes[i].Step(Received{frames[0]}, l.now).Frames
 	}
 	require.Empty(t, step(0, step(1, step(0, claim)...)...))
+
+	// One that was recorded before both had the VIP goes back once.
+	question := l.nodes[1].question(l.nodes[1].vips[vipA], wire.MAC{})
+	l.pass(time.Minute)
+	require.Empty(t, step(1, step(0, question)...))
 }
 
 // Somebody repeats the probes of a speaker that had a VIP before. A node that probes the VIP leaves it to that speaker once, for as
