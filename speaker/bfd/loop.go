@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// listenRetry is the interval of attempts to open a receive socket.
+	// listenRetry is the interval of attempts to open receive sockets.
 	listenRetry = time.Second
 	// maxBatch bounds the packets read from a socket before deadlines are checked. A receive
 	// buffer of the default size holds fewer, so that more are a flood. The loop then pauses,
@@ -25,9 +25,9 @@ const (
 	idle = time.Hour
 )
 
-// listener is the receive socket of a transport.
+// listener is the receive sockets of a transport.
 type listener struct {
-	fd    int // -1 while it cannot be opened
+	fds   []int // none while they cannot be opened
 	err   error
 	retry time.Time
 }
@@ -77,9 +77,10 @@ func (t *Task) wait(waker int) {
 		}
 	}
 	for _, l := range t.listeners {
-		if l.fd >= 0 {
-			fds = append(fds, unix.PollFd{Fd: int32(l.fd), Events: unix.POLLIN})
-		} else {
+		for _, fd := range l.fds {
+			fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+		}
+		if len(l.fds) == 0 {
 			sooner(l.retry)
 		}
 	}
@@ -100,18 +101,20 @@ func (t *Task) wait(waker int) {
 // not have been all.
 func (t *Task) receive() (flooded bool) {
 	for transport, l := range t.listeners {
-		read := 0
-		for l.fd >= 0 && read < maxBatch && t.receiveOne(transport, l) {
-			read++
+		for i := range receiveSockets {
+			read := 0
+			for i < len(l.fds) && read < maxBatch && t.receiveOne(transport, l, l.fds[i]) {
+				read++
+			}
+			flooded = flooded || read == maxBatch
 		}
-		flooded = flooded || read == maxBatch
 	}
 	return flooded
 }
 
 // receiveOne takes a packet, if there is one.
-func (t *Task) receiveOne(of transport, l *listener) bool {
-	d, err := read(l.fd, of, &t.buffers)
+func (t *Task) receiveOne(of transport, l *listener, fd int) bool {
+	d, err := read(fd, of, &t.buffers)
 	now := time.Now()
 	switch {
 	case err == nil:
@@ -278,13 +281,13 @@ func (t *Task) newDiscriminator() uint32 {
 }
 
 // openNeeded closes the receive sockets that no session needs, and adds those that sessions
-// need for openMissing to open.
+// need for openMissing to open. The others go by the sessions that there are now.
 func (t *Task) openNeeded() {
 	unused := maps.Clone(t.listeners)
 	for _, s := range t.sessions {
 		key := s.want.transport()
 		if t.listeners[key] == nil {
-			t.listeners[key] = &listener{fd: -1}
+			t.listeners[key] = &listener{}
 		}
 		delete(unused, key)
 	}
@@ -292,33 +295,43 @@ func (t *Task) openNeeded() {
 		l.close()
 		delete(t.listeners, key)
 	}
+	for key, l := range t.listeners {
+		t.separate(key, l)
+	}
+}
+
+// separate has the kernel keep packets of the transport's peers apart from others.
+func (t *Task) separate(of transport, l *listener) {
+	if len(l.fds) > 0 {
+		another := func(s *session) bool { return s.want.transport() != of }
+		l.err = separate(of, l.fds[0], slices.DeleteFunc(slices.Clone(t.sessions), another))
+	}
 }
 
 // openMissing opens the receive sockets that are missing.
 func (t *Task) openMissing(now time.Time) {
 	for key, l := range t.listeners {
-		if l.fd >= 0 || now.Before(l.retry) {
+		if len(l.fds) > 0 || now.Before(l.retry) {
 			continue
 		}
-		if fd, err := listen(key); err != nil {
+		if fds, err := listen(key); err != nil {
 			l.fail(err, now)
 		} else {
-			l.fd, l.err = fd, nil
+			l.fds = fds
+			t.separate(key, l)
 		}
 	}
 }
 
-// fail closes the socket until it is tried again.
+// fail closes the sockets until it is tried again.
 func (l *listener) fail(err error, now time.Time) {
 	l.close()
 	l.err, l.retry = err, now.Add(listenRetry)
 }
 
 func (l *listener) close() {
-	if l.fd >= 0 {
-		_ = unix.Close(l.fd)
-	}
-	l.fd = -1
+	closeSockets(l.fds)
+	l.fds = nil
 }
 
 // publish lets others see what has changed.

@@ -30,7 +30,7 @@ const (
 	maxPayload = 512
 )
 
-// transport is a kind of session that shares one receive socket.
+// transport is a kind of session that shares receive sockets.
 type transport struct{ v6, multihop bool }
 
 func (t transport) port() int {
@@ -68,28 +68,98 @@ func setOptions(fd int, options ...option) error {
 	return nil
 }
 
-// listen opens the receive socket of a transport. It never shares the port, because two
-// processes that both receive would each miss packets.
-func listen(t transport) (fd int, err error) {
-	fd, err = newSocket(t.v6)
-	if err != nil {
-		return -1, err
+// The receive sockets of a transport share its port, and a program in the kernel chooses one for each packet, so that what strangers
+// send takes no room of what peers send. Both are read alike: nothing depends on the choice but the room. The sockets are in the
+// order in which they are bound, by which the program names them. One that ends early names the first.
+const (
+	ofStrangers = iota
+	ofPeers
+	receiveSockets
+)
+
+// mostSeparated bounds the sessions in a program: as many fit into 20 KiB, which older kernels allow by default
+// (net.core.optmem_max). Packets of further peers wait among those of strangers.
+const mostSeparated = 128
+
+// listen opens the receive sockets of a transport.
+func listen(t transport) (fds []int, err error) {
+	for len(fds) < receiveSockets && err == nil {
+		var fd int
+		if fd, err = newSocket(t.v6); err == nil {
+			fds = append(fds, fd)
+			err = bindTo(t, fd, len(fds) > 1)
+		}
 	}
+	if err != nil {
+		closeSockets(fds)
+		return nil, fmt.Errorf("listen on %s: %w", t, err)
+	}
+	return fds, nil
+}
+
+// bindTo binds a receive socket. The first one shares the port only once it is bound, so that it finds the port in use if another
+// process has it: two that both receive would each miss packets.
+func bindTo(t transport, fd int, shares bool) error {
+	share := option{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1}
 	options := []option{{unix.IPPROTO_IP, unix.IP_RECVTTL, 1}, {unix.IPPROTO_IP, unix.IP_PKTINFO, 1}}
 	if t.v6 {
 		options = []option{{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}, {unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}}
 	}
-	if err = setOptions(fd, options...); err == nil {
+	if shares {
+		options = append(options, share)
+	}
+	err := setOptions(fd, options...)
+	if err == nil {
 		err = unix.Bind(fd, wildcard(t.v6, t.port()))
 	}
 	if errors.Is(err, unix.EADDRINUSE) {
 		err = fmt.Errorf("%w: another BFD daemon runs on this node", err)
 	}
-	if err != nil {
-		_ = unix.Close(fd)
-		return -1, fmt.Errorf("listen on %s: %w", t, err)
+	if err == nil {
+		err = setOptions(fd, share)
 	}
-	return fd, nil
+	return err
+}
+
+// separate has the kernel choose a receive socket: that of peers for a packet from the address of a session, unless its TTL or
+// hop limit is below the least one of the session. A program of one socket is that of all that share the port.
+func separate(t transport, fd int, sessions []*session) error {
+	const header = 1<<32 - 0x100000 // where programs find the IP header: SKF_NET_OFF
+	hops, source, words := uint32(8), uint32(12), uint32(1)
+	if t.v6 {
+		hops, source, words = 7, 8, 4
+	}
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: header + hops}, {Code: unix.BPF_ST, K: words},
+	}
+	for i := range words {
+		program = append(program,
+			unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: header + source + 4*i}, unix.SockFilter{Code: unix.BPF_ST, K: i})
+	}
+	for _, s := range sessions[:min(len(sessions), mostSeparated)] {
+		remote := s.want.Remote.AsSlice()
+		for i := range words {
+			program = append(program,
+				unix.SockFilter{Code: unix.BPF_LD | unix.BPF_MEM, K: i},
+				unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: binary.BigEndian.Uint32(remote[4*i:]), Jf: uint8(2*(words-i) + 1)})
+		}
+		program = append(program,
+			unix.SockFilter{Code: unix.BPF_LD | unix.BPF_MEM, K: words},
+			unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, K: uint32(s.want.minHops()), Jf: 1},
+			unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: ofPeers})
+	}
+	program = append(program, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: ofStrangers})
+	all := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &all); err != nil {
+		return fmt.Errorf("keep strangers' packets apart on %s: %w", t, err)
+	}
+	return nil
+}
+
+func closeSockets(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
 }
 
 func newSocket(v6 bool) (fd int, err error) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -292,6 +293,27 @@ func TestSet(t *testing.T) {
 	require.ErrorIs(t, a.Set(t.Context(), nil), ErrStopped)
 }
 
+// dialWithHops opens a connection whose packets have that TTL or hop limit, and are from an address if one is given.
+func dialWithHops(t *testing.T, h *testnet.Host, to string, hops int, from string) (c net.Conn) {
+	t.Helper()
+	require.NoError(t, h.Do(func() (err error) {
+		if c, err = (&net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}).Dial("udp", to); err != nil {
+			return err
+		}
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		require.NoError(t, err)
+		return raw.Control(func(fd uintptr) {
+			o := option{unix.IPPROTO_IP, unix.IP_TTL, hops}
+			if strings.HasPrefix(to, "[") {
+				o = option{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops}
+			}
+			require.NoError(t, setOptions(int(fd), o))
+		})
+	}))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // TestForgedOnTheWire: what the kernel tells of a packet's way is used.
 func TestForgedOnTheWire(t *testing.T) {
 	t.Parallel()
@@ -306,24 +328,10 @@ func TestForgedOnTheWire(t *testing.T) {
 		up := a.awaitUp("b")
 		forged := Packet{state: Down, multiplier: 3, my: up.RemoteDiscriminator, your: up.Discriminator}
 		sendTo := func(h *testnet.Host, hops int) {
-			require.NoError(t, h.Do(func() error {
-				c, err := net.Dial("udp", net.JoinHostPort(local, "3784"))
-				if err != nil {
-					return err
-				}
-				defer c.Close()
-				raw, err := c.(*net.UDPConn).SyscallConn()
-				require.NoError(t, err)
-				require.NoError(t, raw.Control(func(fd uintptr) {
-					o := option{unix.IPPROTO_IP, unix.IP_TTL, hops}
-					if v6 {
-						o = option{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops}
-					}
-					require.NoError(t, setOptions(int(fd), o))
-				}))
-				_, err = c.Write(forged.marshal())
-				return err
-			}))
+			c := dialWithHops(t, h, net.JoinHostPort(local, "3784"), hops, "")
+			defer c.Close()
+			_, err := c.Write(forged.marshal())
+			require.NoError(t, err)
 		}
 		hops, path := a.discards(BadHops), a.discards(WrongPath)
 		sendTo(s.Hosts[1], 254) // from the peer's address, by way of a router
