@@ -90,8 +90,7 @@ func benchmarkChange(b *testing.B, policy string, n int, change string) {
 			want.Services = ordinary
 			switch {
 			case change == "first":
-				d.have, d.keys = [2]*ruleset{}, [2]map[int]string{}
-				d.shortcut.have = [2]*ruleset{}
+				d.have, d.shortcut.have = [2]*ruleset{}, [2]*ruleset{}
 			case change == "verify":
 				d.verify(true)
 				continue

@@ -364,16 +364,18 @@ func (d *Director) summarize() summary {
 			}
 		}
 	}
-	return summary{len(d.want.Services), len(d.switchedOff), countTables(d.keys), reachable(d.nodes),
+	return summary{len(d.want.Services), len(d.switchedOff), countTables(d.have), reachable(d.nodes),
 		strings.Join(slices.Sorted(maps.Keys(closed)), " ")}
 }
 
 // countTables counts the tables of buckets. Both families mostly have the same ones.
-func countTables(families [2]map[int]string) int {
+func countTables(families [2]*ruleset) int {
 	all := map[string]bool{}
-	for _, keys := range families {
-		for _, of := range keys {
-			all[of] = true
+	for _, r := range families {
+		if r != nil {
+			for _, of := range r.madeOf {
+				all[of] = true
+			}
 		}
 	}
 	return len(all)
@@ -391,8 +393,7 @@ func reachable(nodes map[netip.Addr]*host) (n int) {
 
 // applyTo is apply for one family.
 func (d *Director) applyTo(i int, f *family, tables Tables) error {
-	peers := d.peers(f)
-	want, keys := d.rules(i, f, peers, tables)
+	want := d.rules(i, f, tables)
 	k, err := d.line.open()
 	if err != nil {
 		return err
@@ -414,7 +415,7 @@ func (d *Director) applyTo(i int, f *family, tables Tables) error {
 		// All is one transaction, so the rules from before stay, and are made anew with the next change. A table that we
 		// may not change is another program's.
 		d.line.End()
-		d.have[i], d.keys[i] = nil, nil
+		d.have[i] = nil
 		if there, unknown := exists(f); unknown == nil {
 			d.there[i] = there && (d.there[i] || !d.began) && !errors.Is(err, unix.EPERM)
 		}
@@ -423,7 +424,7 @@ func (d *Director) applyTo(i int, f *family, tables Tables) error {
 		return err
 	}
 	d.shortcut.have[i] = rest
-	d.took(i, want, keys, peers)
+	d.took(i, want)
 	d.missing[i] = false
 	return nil
 }

@@ -104,7 +104,7 @@ func TestServicesWithoutATableAreShown(t *testing.T) {
 	t.Parallel()
 	d := newDirector()
 	d.most, d.want = localSize, each(map[string]int{"a/web": 1, "b/web": 2})
-	d.rules(0, families[0], nil, Tables{})
+	d.rules(0, families[0], Tables{})
 	d.publish()
 	vip := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, 0, n}) }
 	require.Equal(t, []Forwarded{{VIP: vip(1), Service: "a/web", Open: []string{"n1"}},

@@ -31,6 +31,11 @@ type ruleset struct {
 	services   map[string]served
 	tables     map[int]*buckets
 	kept       map[string]bool // only in the tables before conntrack
+
+	// What they were made from, of tables after conntrack: the backends of each table of buckets, and the nodes that
+	// packets can be handed to.
+	madeOf map[int]string
+	peers  map[string]neighbour
 }
 
 // buckets is a table as one node uses it: the node to which packets are handed, by bucket. The
@@ -84,7 +89,8 @@ func (s steer) indexes() (all []uint32) {
 }
 
 func newRuleset() *ruleset {
-	return &ruleset{map[string]bool{}, map[string]bool{}, map[string]served{}, map[int]*buckets{}, map[string]bool{}}
+	return &ruleset{interfaces: map[string]bool{}, hardware: map[string]bool{}, services: map[string]served{},
+		tables: map[int]*buckets{}, kept: map[string]bool{}}
 }
 
 // steers returns the chains that the services need.

@@ -27,8 +27,6 @@ type Machine struct {
 	switchedOff map[plan.LimitKey]switchedOff
 	absences    absences
 	have        [2]*ruleset               // by family: the rules that the kernel has
-	keys        [2]map[int]string         // from which backends their tables of buckets are made,
-	peered      [2]map[string]neighbour   // and with which peers
 	there       [2]bool                   // the kernel has a table
 	without     [2]map[plan.LimitKey]bool // Services without a table of buckets, because there are too many
 	most        int                       // the largest number of buckets, see maxBuckets
@@ -99,29 +97,27 @@ func (m *Machine) advance(now time.Time) {
 }
 
 // took records the rules that the kernel has taken over.
-func (m *Machine) took(i int, want *ruleset, keys map[int]string, peers map[string]neighbour) {
-	m.have[i], m.keys[i], m.peered[i], m.there[i] = want, keys, peers, want != nil
-}
+func (m *Machine) took(i int, want *ruleset) { m.have[i], m.there[i] = want, want != nil }
 
-// rules returns the wanted content of a family's table, and from which backends each of its tables of
-// buckets is made. Nil: there is nothing to forward. It takes tables of buckets from tables, and adds new
-// ones to it.
-func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tables) (*ruleset, map[int]string) {
+// rules returns the wanted content of a family's table. Nil: there is nothing to forward. It takes tables of
+// buckets from tables, and adds new ones to it.
+func (m *Machine) rules(i int, f *family, tables Tables) *ruleset {
+	peers := m.peers(f)
 	wanted, off := m.services(f, peers)
 	if len(wanted)+len(off) == 0 || m.refused != nil {
 		m.setWithout(i, f, nil)
-		return nil, nil
+		return nil
 	}
 	services, without := m.share(wanted, off)
 	m.setWithout(i, f, without)
-	r := newRuleset()
+	r, before := newRuleset(), cmp.Or(m.have[i], newRuleset())
 	interfaces := r.connect(peers)
-	numbers := m.numbers(i, services)
-	unchanged := m.have[i] != nil && maps.Equal(m.peered[i], peers)
-	for _, id := range slices.Sorted(maps.Keys(numbers)) {
-		of := numbers[id]
-		if unchanged && m.keys[i][id] == of {
-			r.tables[id] = m.have[i].tables[id]
+	r.madeOf = before.numbers(services)
+	unchanged := maps.Equal(before.peers, peers)
+	for _, id := range slices.Sorted(maps.Keys(r.madeOf)) {
+		of := r.madeOf[id]
+		if unchanged && before.madeOf[id] == of {
+			r.tables[id] = before.tables[id]
 		} else {
 			if tables[of] == nil {
 				tables[of] = newTable(services[of][0].Backends, sizeOf(services[of][0].Direct))
@@ -132,7 +128,7 @@ func (m *Machine) rules(i int, f *family, peers map[string]neighbour, tables Tab
 			r.serve(s, id, interfaces)
 		}
 	}
-	return r, numbers
+	return r
 }
 
 // services returns the family's Services, those that are wanted and those that are switched off.
@@ -170,6 +166,7 @@ func (m *Machine) services(f *family, peers map[string]neighbour) (wanted, off [
 // connect adds the peers' hardware addresses and the interfaces to them, and returns the name of the set of
 // these interfaces.
 func (r *ruleset) connect(peers map[string]neighbour) (interfaces string) {
+	r.peers = peers
 	devices := map[int]bool{}
 	for _, p := range peers {
 		r.interfaces[number(uint32(p.device))], devices[p.device] = true, true
@@ -259,31 +256,31 @@ func turns(all []service) (claims []service) {
 	return claims
 }
 
-// numbers numbers the tables. A table that stays keeps its number, and a new table gets the number
+// numbers numbers the tables that follow. A table that stays keeps its number, and a new table gets the number
 // of one that goes, so that only differences are written.
-func (m *Machine) numbers(i int, wanted map[string][]service) map[int]string {
-	keys, missing := map[int]string{}, maps.Clone(wanted)
+func (r *ruleset) numbers(wanted map[string][]service) (madeOf map[int]string) {
+	madeOf, missing := map[int]string{}, maps.Clone(wanted)
 	var free []int
-	for _, id := range slices.Sorted(maps.Keys(m.keys[i])) {
-		if key := m.keys[i][id]; missing[key] != nil {
-			keys[id] = key
-			delete(missing, key)
+	for _, id := range slices.Sorted(maps.Keys(r.madeOf)) {
+		if of := r.madeOf[id]; missing[of] != nil {
+			madeOf[id] = of
+			delete(missing, of)
 		} else {
 			free = append(free, id)
 		}
 	}
 	next := 0
-	for _, key := range slices.Sorted(maps.Keys(missing)) {
+	for _, of := range slices.Sorted(maps.Keys(missing)) {
 		if len(free) > 0 {
-			keys[free[0]], free = key, free[1:]
+			madeOf[free[0]], free = of, free[1:]
 			continue
 		}
-		for keys[next] != "" || m.keys[i][next] != "" {
+		for madeOf[next] != "" || r.madeOf[next] != "" {
 			next++
 		}
-		keys[next] = key
+		madeOf[next] = of
 	}
-	return keys
+	return madeOf
 }
 
 // peers returns the other nodes that packets can be handed to, by name.

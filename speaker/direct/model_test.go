@@ -65,7 +65,7 @@ func modelWith(self int, views []view, all []plan.Backend, at func(int) int) *mo
 		}
 		d.want.Nodes[modelName(i)], d.nodes[n.addr] = []netip.Addr{n.addr}, &host{neighbour: n, gone: v == gone}
 	}
-	r, _ := d.rules(0, families[0], d.peers(families[0]), Tables{})
+	r := d.rules(0, families[0], Tables{})
 	of := r.services[serviceKey(vip4, 80)].steer
 	return &modelled{rules: r.program(families[0], of), atInterface: r.program(shortcuts[0], of)}
 }

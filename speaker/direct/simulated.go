@@ -113,7 +113,7 @@ func (s *Simulated) Reconcile(seen Seen, now time.Time) (asks []netip.Addr) {
 
 // Forget removes the rules, as if somebody had flushed them. Notice writes them anew.
 func (s *Simulated) Forget() {
-	s.have, s.keys, s.short = [2]*ruleset{}, [2]map[int]string{}, [2]*ruleset{}
+	s.have, s.short = [2]*ruleset{}, [2]*ruleset{}
 }
 
 // Notice checks whether the rules are there.
@@ -123,14 +123,13 @@ func (s *Simulated) Notice() {
 
 func (s *Simulated) update() {
 	for i, f := range families {
-		peers := s.peers(f)
-		want, keys := s.rules(i, f, peers, s.tables)
+		want := s.rules(i, f, s.tables)
 		if s.short[i] != nil && want != nil {
 			s.short[i] = s.short[i].unchanged(want)
 		} else {
 			s.short[i] = nil
 		}
-		s.took(i, want, keys, peers)
+		s.took(i, want)
 	}
 	s.stale = false
 	clear(s.programs)

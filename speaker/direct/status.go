@@ -118,7 +118,7 @@ func (d *Director) View() Status {
 
 func (d *Director) publish() {
 	s := &Status{Want: d.want, Err: d.err, Gone: map[string]bool{}, switchedOff: maps.Clone(d.switchedOff), Neighbours: []Neighbour{},
-		ConntrackFull: d.full, Without: len(d.without[0]) + len(d.without[1]), Tables: countTables(d.keys)}
+		ConntrackFull: d.full, Without: len(d.without[0]) + len(d.without[1]), Tables: countTables(d.have)}
 	if d.err != nil {
 		s.Error = d.err.Error()
 	}
