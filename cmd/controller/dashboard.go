@@ -3,7 +3,12 @@ package main
 import (
 	"log/slog"
 	"net/http"
+	"time"
 
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
@@ -38,13 +43,18 @@ func (p *process) serveDashboard(mux *mux.PathRecorderMux) {
 // path. Requests of strangers are limited, so that these questions are, too.
 //
 // It would also log an error for each request with a token or a certificate that is not valid, and as much of a
-// certificate as a stranger likes. Here these are for debugging.
+// certificate as a stranger likes. Here these are for debugging, and only a refusal by the API server to review tokens,
+// which keeps everybody out, is a warning.
 func guard(next http.Handler, who *server.AuthenticationInfo, may *server.AuthorizationInfo, log *slog.Logger) http.Handler {
-	throttle, authenticate := &debughttp.Throttle{}, who.Authenticator
+	throttle, authenticate, warning := &debughttp.Throttle{}, who.Authenticator, rate.Sometimes{Interval: time.Minute}
+	ofClient := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonUnknown }
 	quiet := *who
 	quiet.Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := authenticate.AuthenticateRequest(r)
 		if err != nil {
+			if err := utilerrors.FilterOut(err, ofClient); err != nil {
+				warning.Do(func() { log.Warn("the API server does not review clients' tokens", "err", err) })
+			}
 			log.Debug("client not authenticated", "err", err)
 			return nil, false, nil
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -16,9 +17,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 
@@ -111,6 +116,27 @@ func TestTokensOfStrangersAreThrottled(t *testing.T) {
 		require.Less(t, asked, 100)
 		require.Equal(t, http.StatusOK, ask("reader"))
 	})
+}
+
+// Whoever operates the controller learns that its account may not review tokens. Mistakes of clients are no warnings.
+func TestTokensThatCannotBeReviewedAreAWarning(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Group: "authentication.k8s.io", Resource: "tokenreviews"}, "", errors.New("no"))
+	for want, errs := range [][]error{
+		{errors.New("invalid bearer token")},
+		{errors.New("no certificate"), fmt.Errorf("review: %w", forbidden)},
+	} {
+		var log bytes.Buffer
+		authenticate := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			return nil, false, utilerrors.NewAggregate(errs)
+		})
+		handler := guard(mux.NewPathRecorderMux("test"), &server.AuthenticationInfo{Authenticator: authenticate},
+			&server.AuthorizationInfo{Authorizer: authorizerfactory.NewAlwaysDenyAuthorizer()}, slog.New(slog.NewTextHandler(&log, nil)))
+		for range 3 {
+			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		}
+		require.Equal(t, want, strings.Count(log.String(), "tokenreviews"), log.String())
+		require.Equal(t, want, strings.Count(log.String(), "\n"), log.String())
+	}
 }
 
 // Events come one by one through all that the framework puts around the page, by
