@@ -34,7 +34,7 @@ func (a *Allocator) Allocate(req Request, now time.Time) ([]Held, error) {
 		r = p.decide()
 	}
 	if r != nil {
-		p.abide()
+		p.applyTerms()
 		return nil, r
 	}
 	return p.apply(), nil
@@ -252,9 +252,9 @@ func (p *plan) grant(k pick, h *holder) *holding {
 	return g
 }
 
-// abide applies the terms of a refused request to what the holder has. It takes away the
+// applyTerms applies the terms of a refused request to what the holder has. It takes away the
 // addresses on which these terms clash with those of others.
-func (req *request) abide() {
+func (req *request) applyTerms() {
 	h := req.holder
 	if h == nil {
 		return

@@ -44,7 +44,7 @@
 //	consider.go      Consider: what each pool would do for a Service
 //	exact.go         the addresses that a Service names or has reserved
 //	rejoin.go        the address that it shares, or had before
-//	explain.go       why it gets none, in words
+//	reason.go        why it gets none, in words
 //	plan.go          the plan: what is picked
 //	quota.go         how much of a pool a namespace uses, and may use
 //	request.go       Request: what a Service asks for, and which pools are open to it
@@ -198,7 +198,7 @@ func (a *Allocator) Abide(owner Owner, sharing *Sharing, now time.Time) {
 	a.tick(now)
 	req := request{Request: Request{Owner: owner, Sharing: sharing}, addresses: &a.addresses, holder: a.holdings.byUID[owner.UID]}
 	req.identify()
-	req.abide()
+	req.applyTerms()
 }
 
 // Release takes from the owner everything that it holds and returns it.

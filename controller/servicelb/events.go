@@ -85,3 +85,14 @@ func (e emitter) condition(svc *corev1.Service, c *metav1.Condition, refused boo
 	e.events.Event(svc, eventType, c.Reason, c.Message)
 	e.log.Info("service "+c.Reason, "service", ledger.NameOf(svc), "message", c.Message)
 }
+
+// event returns the condition if the change of the Service's object is worth an Event: another
+// reason, or other addresses.
+func (o object) event(svc *corev1.Service) *metav1.Condition {
+	old := kube.Allocated(svc)
+	if o.condition == nil || old != nil && old.Reason == o.condition.Reason &&
+		svc.Annotations[annotation.Assigned] == kube.JoinAddrs(o.addrs) {
+		return nil
+	}
+	return o.condition
+}

@@ -227,14 +227,3 @@ func (o object) change(svc *corev1.Service, now metav1.Time) any {
 	}
 	return c
 }
-
-// event returns the condition if the change of the Service's object is worth an Event: another
-// reason, or other addresses.
-func (o object) event(svc *corev1.Service) *metav1.Condition {
-	old := kube.Allocated(svc)
-	if o.condition == nil || old != nil && old.Reason == o.condition.Reason &&
-		svc.Annotations[annotation.Assigned] == kube.JoinAddrs(o.addrs) {
-		return nil
-	}
-	return o.condition
-}

@@ -13,9 +13,9 @@ import (
 // owner answers: the hand-over is longer.
 const kubeProxyLag = 4 * time.Second
 
-// arriving is a VIP that moves to this node because the node has a new endpoint, while its owner has
-// endpoints, too. The owner keeps the VIP until that time. The segment finds out whether it does: if nobody
-// answers, this node announces the VIP before.
+// arriving is a VIP that moves to this node because the node has a new endpoint. Its owner so far (from) has
+// endpoints, too, and goes on answering until that time. The segment checks that it does: if nobody answers,
+// this node announces the VIP at once.
 type arriving struct {
 	from  string
 	until time.Time

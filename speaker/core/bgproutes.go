@@ -32,12 +32,12 @@ func (c *Core) routesAtExclusion(before bool) map[netip.Prefix]plan.Route {
 	return maps.Clone(c.planner.Plan().BGP.Routes)
 }
 
-// route decides what routers are sent. A node that has just been excluded keeps the routes that it had
+// route decides what routers are sent. A node that has just been excluded keeps the routes to drain
 // for a while, and asks routers to prefer other nodes.
 //
 // Nothing is sent before the node has been ready for the first time: after a restart routers wait for
 // the first set, which must have all routes.
-func (c *Core) route(had map[netip.Prefix]plan.Route) {
+func (c *Core) route(toDrain map[netip.Prefix]plan.Route) {
 	r, want := &c.routing, c.planner.Plan().BGP
 	drained := r.draining != nil && !c.now.Before(r.until)
 	due := r.due || drained || !r.retry.IsZero() || c.out.Changes.Sessions || len(c.out.Changes.Prefixes) > 0 || want.Permit != r.permit
@@ -46,9 +46,9 @@ func (c *Core) route(had map[netip.Prefix]plan.Route) {
 	}
 	r.due, r.permit = false, want.Permit
 	switch {
-	case len(had) > 0:
-		c.log(false, "draining: routers are asked to prefer other nodes", "routes", len(had), "for", c.Drain)
-		r.draining, r.until, c.out.BeginDrain = had, c.now.Add(c.Drain), true
+	case len(toDrain) > 0:
+		c.log(false, "draining: routers are asked to prefer other nodes", "routes", len(toDrain), "for", c.Drain)
+		r.draining, r.until, c.out.BeginDrain = toDrain, c.now.Add(c.Drain), true
 	case r.draining != nil && (drained || !c.excluded()):
 		r.draining, r.until, c.out.EndDrain = nil, time.Time{}, true
 	case !r.retry.IsZero():

@@ -225,11 +225,11 @@ func (c *Core) decide() {
 	if !c.facts.health.Synced {
 		return
 	}
-	had := c.plan()
+	toDrain := c.plan()
 	changed := c.leave()
 	changed = c.arrive() || changed
 	c.announce(changed)
-	c.route(had)
+	c.route(toDrain)
 	c.noteMoves()
 	c.settleMoves()
 }

@@ -60,13 +60,13 @@ func (c *Core) put(s plan.Service) {
 
 // plan brings the plan up to date with the facts. It returns the routes of a node that has just been
 // excluded, see routesAtExclusion.
-func (c *Core) plan() (had map[netip.Prefix]plan.Route) {
+func (c *Core) plan() (toDrain map[netip.Prefix]plan.Route) {
 	excluded := c.excluded()
 	c.inform()
-	had = c.routesAtExclusion(excluded)
+	toDrain = c.routesAtExclusion(excluded)
 	defer c.forward()
 	if !c.planner.Stale() {
-		return had
+		return toDrain
 	}
 	unlimited := c.planner.Plan().LimitErrs
 	c.update()
@@ -79,7 +79,7 @@ func (c *Core) plan() (had map[netip.Prefix]plan.Route) {
 	if c.out.Changes.Limits {
 		c.logLimitErrs(unlimited, p.LimitErrs)
 	}
-	return had
+	return toDrain
 }
 
 func (c *Core) logLimitErrs(before, now map[string]error) {
