@@ -19,10 +19,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -198,10 +200,16 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if options.SendInitialEvents != nil && *options.SendInitialEvents {
+			lists := options.SendInitialEvents != nil && *options.SendInitialEvents
+			if lists {
 				r.reset()
 			}
 			w, err := kind.client(client, scope.Namespace).Watch(ctx, scope.options(options))
+			if lists && (utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)) {
+				// For these two the reflector would report nothing and wait for up to a minute, even when ctx has
+				// ended. After any other error it lists, which fails in the same way, and reports that.
+				return nil, fmt.Errorf("list %s: %v", kind.Name, err) //nolint:errorlint // the reflector must not see which it is
+			}
 			if err != nil {
 				return nil, fmt.Errorf("watch %s: %w", kind.Name, err)
 			}

@@ -62,6 +62,43 @@ func api(t *testing.T, list func() []byte, watch http.HandlerFunc) kubernetes.In
 	return client
 }
 
+// An API server that refuses connections or requests is an error that an informer reports, and for which it does not wait
+// when it is to end: the process would be killed before its other parts have ended.
+func TestListThatIsRefused(t *testing.T) {
+	t.Parallel()
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "too many requests", http.StatusTooManyRequests)
+	}))
+	t.Cleanup(busy.Close)
+	for what, host := range map[string]string{"connection refused": gone.URL, "too many requests": busy.URL} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: host})
+			require.NoError(t, err)
+			informer := objects.Services.Informer(client, objects.Scope{}, cache.SharedIndexInformerOptions{})
+			ctx, cancel := context.WithCancel(t.Context())
+			failed := make(chan error, 100)
+			require.NoError(t, informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { failed <- err }))
+			ended := make(chan struct{})
+			go func() { informer.RunWithContext(ctx); close(ended) }()
+			select {
+			case err := <-failed:
+				require.ErrorContains(t, err, what)
+			case <-time.After(30 * time.Second):
+				t.Fatal("not reported")
+			}
+			cancel()
+			select {
+			case <-ended:
+			case <-time.After(30 * time.Second):
+				t.Fatal("did not end")
+			}
+		})
+	}
+}
+
 // A server that forgets what was before has informers list everything anew. What has not
 // changed is not held twice meanwhile.
 func TestListAnewKeepsWhatHasNotChanged(t *testing.T) {
