@@ -134,7 +134,7 @@ func watchStatus(ctx context.Context, t *target, a *answer, w watching) error {
 			if a.format == output.Table || w.terminal {
 				to = &page
 			}
-			complain(to, "lodestone: "+err.Error())
+			complain(to, "lodestone: "+advised(err).Error())
 		}
 		before := ""
 		switch {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -250,6 +251,10 @@ func TestStatusHasColoursOnlyOnATerminal(t *testing.T) {
 	assert.Contains(t, out.String(), " ]0;owned ", "what a Lease says does not steer the terminal")
 }
 
+// unreached is what the user reads while the cluster is away.
+const unreached = "lodestone: Get \"/version\": no route?[2J to host: " +
+	"is it the right cluster (--context, --kubeconfig), and does its API server run?\n"
+
 // watched is what status --watch writes while the cluster is there, away, and back.
 func watched(t *testing.T, format output.Format) (out, errs string) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -260,7 +265,7 @@ func watched(t *testing.T, format output.Format) (out, errs string) {
 		connect: func() (kubernetes.Interface, string, error) {
 			switch calls++; calls {
 			case 2:
-				return nil, "", errors.New("no route\x1b[2J to host")
+				return nil, "", &url.Error{Op: "Get", URL: "/version", Err: errors.New("no route\x1b[2J to host")}
 			case 3:
 				cancel()
 			}
@@ -277,7 +282,7 @@ func TestWatchedStatusIsDrawnAgain(t *testing.T) {
 	screens := strings.Split(out, clearScreen)
 	require.Len(t, screens, 4, "three screens after nothing: %q", screens)
 	assert.Contains(t, screens[1], "CONTROLLER")
-	assert.Equal(t, "lodestone: no route?[2J to host\n", screens[2])
+	assert.Equal(t, unreached, screens[2])
 	assert.Empty(t, errs)
 }
 
@@ -285,7 +290,7 @@ func TestWatchedStatusIsDrawnAgain(t *testing.T) {
 func TestWatchedStatusForPrograms(t *testing.T) {
 	t.Parallel()
 	out, errs := watched(t, output.JSON)
-	assert.Equal(t, "lodestone: no route?[2J to host\n", errs)
+	assert.Equal(t, unreached, errs)
 	all := json.NewDecoder(strings.NewReader(out))
 	for range 2 {
 		var s status.Status
