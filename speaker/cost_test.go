@@ -100,7 +100,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// startSpeaker returns when the speaker has decided about all VIPs.
+// startSpeaker returns when the speaker has decided about all VIPs, and waits for what comes.
 func startSpeaker(b *testing.B, api *apiServer) {
 	o, err := manyOptions(api.URL)
 	require.NoError(b, err)
@@ -116,6 +116,8 @@ func startSpeaker(b *testing.B, api *apiServer) {
 		p := s.core.State().Plan
 		return len(p.Layer2)+len(p.Silent) == manyServices
 	}, testTimeout, 10*time.Millisecond)
+	require.Eventually(b, func() bool { return time.Since(*s.beat.Load()) > 500*time.Millisecond }, testTimeout, 10*time.Millisecond,
+		"the loop waits")
 }
 
 // manyOptions are those of a speaker in the large cluster of an API server.
