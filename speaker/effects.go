@@ -16,7 +16,6 @@ import (
 // apply executes the core's effects in their order, and reports failures to the core. It returns
 // when the next decision is due, and the error of setting the VIPs.
 func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, err error) {
-	next = e.Next
 	s.Members.SetReady(e.Ready)
 	if e.BecameReady {
 		close(s.ready)
@@ -27,7 +26,7 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 	if e.PodRoutes != nil {
 		s.PodRoutes.Set(*e.PodRoutes)
 	}
-	if e.Planned {
+	if e.NewPlan {
 		s.Members.Claim(e.Claims)
 	}
 	if e.Limits != nil {
@@ -37,16 +36,12 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 		s.Forwarder.Set(*e.Forwarding)
 	}
 	if e.SetVIPs {
-		if err = s.setVIPs(ctx, e.VIPs); err != nil {
-			next = s.step(core.VIPsFailed{}).Next
-		}
+		err = s.setVIPs(ctx, e.VIPs)
 	}
 	if len(e.Gone) > 0 {
 		s.Announcer.Forget(e.Gone)
 	}
-	if !s.setRoutes(ctx, e) {
-		next = s.step(core.RoutesFailed{}).Next
-	}
+	routed := s.setRoutes(ctx, e)
 	s.logChanges(e.Changes)
 	for _, l := range e.Log {
 		if l.Warn {
@@ -54,6 +49,13 @@ func (s *Speaker) apply(ctx context.Context, e core.Effects) (next time.Time, er
 		} else {
 			s.Log.Info(l.Text, l.Args...)
 		}
+	}
+	next = e.Next
+	if err != nil {
+		next = s.step(core.VIPsFailed{}).Next
+	}
+	if !routed {
+		next = s.step(core.RoutesFailed{}).Next
 	}
 	return next, err
 }

@@ -322,7 +322,7 @@ func (s *Speaker) step(event core.Event) core.Effects {
 func (s *Speaker) decide() core.Effects {
 	start := time.Now()
 	e := s.step(core.Decide{})
-	if e.Planned {
+	if e.NewPlan {
 		s.metrics.duration.Observe(time.Since(start).Seconds())
 	}
 	return e

@@ -84,6 +84,19 @@ func TestRoutersAreAskedToPreferOthersFirst(t *testing.T) {
 	s.sent("update [tor] [203.0.113.1/32]")
 }
 
+// An edit of the configuration excludes a node as a change of the node does.
+func TestNodeThatTheConfigurationExcludesDrains(t *testing.T) {
+	s := routed(t)
+	s.nodes["n1"] = plan.Node{Taints: []string{"example.com/repair"}}
+	s.begin(web(routedVIP, true))
+	s.sent("set [tor] [203.0.113.1/32]")
+	s.config.ExcludeTaints = []string{"example.com/repair"}
+	s.step(s.configured())
+	s.sent("drain true", "set [tor] [203.0.113.1/32]")
+	s.after(drain)
+	s.sent("set [tor] []", "drain false")
+}
+
 func TestNodeBackWhileItDrains(t *testing.T) {
 	s := routed(t)
 	s.begin(web(routedVIP, true))
@@ -140,4 +153,14 @@ func TestEndOfTheSpeakerDrainsAndLeavesRoutes(t *testing.T) {
 	s.sent("set [tor] [203.0.113.1/32]")
 	require.Equal(t, drain, s.stop(0))
 	s.sent("drain true", "stop")
+}
+
+func TestEndOfASpeakerThatDrains(t *testing.T) {
+	s := routed(t)
+	s.begin(web(routedVIP, true))
+	s.step(s.excluded("n1", true))
+	s.sent("set [tor] [203.0.113.1/32]", "drain true", "set [tor] [203.0.113.1/32]")
+	s.after(drain / 4)
+	require.Equal(t, drain-drain/4, s.stop(0), "routers have the same time")
+	s.sent("stop")
 }

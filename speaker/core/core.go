@@ -103,8 +103,8 @@ type Effects struct {
 	StateChanged bool
 	// PodRoutes replace the routes to the pods of other nodes. Nil: they stay.
 	PodRoutes *plan.PodRoutes
-	// Planned is set when there is a new plan: Claims, Changes and Gone belong to it.
-	Planned bool
+	// NewPlan is set when there is a new plan: Claims, Changes and Gone belong to it.
+	NewPlan bool
 	// Claims are published to the other speakers: the VIPs that the node owns and keeps.
 	Claims report.Claims
 	// Limits replace the limits of connections. Nil: they stay.
@@ -168,22 +168,22 @@ type Core struct {
 	now time.Time // of this step
 	out Effects   // of this step
 
-	facts     facts
-	planner   *plan.Planner
-	forwarded *plan.Forwarding // the last Forwarding of the effects
-	ready     bool             // this node may own VIPs
-	everReady bool
-	limits    bool      // some effects had Limits
-	retry     time.Time // when to set the VIPs again after a failure; zero: they were set
-	leaving   map[netip.Addr]leaving
-	arriving  map[netip.Addr]arriving
-	gained    map[netip.Addr]time.Time // when this node got its endpoints, of VIPs with policy Local
-	routing   routing
-	moves     moves
-	ending    ending
+	facts      facts
+	planner    *plan.Planner
+	forwarded  *plan.Forwarding // the last Forwarding of the effects
+	ready      bool             // this node may own VIPs
+	everReady  bool
+	limitsSent bool      // some effects had Limits
+	retry      time.Time // when to set the VIPs again after a failure; zero: they were set
+	leaving    map[netip.Addr]leaving
+	arriving   map[netip.Addr]arriving
+	gained     map[netip.Addr]time.Time // when this node got its endpoints, of VIPs with policy Local
+	routing    routing
+	moves      moves
+	ending     ending
 
-	since   map[netip.Addr]time.Time // of the VIPs that the plan has this node own
-	planned time.Time
+	since     map[netip.Addr]time.Time // of the VIPs that the plan has this node own
+	plannedAt time.Time
 }
 
 // New returns a Core that knows nothing yet.
@@ -308,10 +308,10 @@ type State struct {
 
 // State returns the last decision.
 func (c *Core) State() State {
-	s := State{Plan: c.planner.Plan(), Since: c.since, Planned: c.planned, Moves: c.moves.published}
+	s := State{Plan: c.planner.Plan(), Since: c.since, Planned: c.plannedAt, Moves: c.moves.published}
 	s.Node, s.Known = c.facts.nodes[c.Node]
-	if c.facts.planned != nil {
-		s.Digest = c.facts.planned.Digest
+	if c.facts.planConfig != nil {
+		s.Digest = c.facts.planConfig.Digest
 	}
 	return s
 }

@@ -41,7 +41,7 @@ func TestNothingIsOwnedBeforeAllIsReady(t *testing.T) {
 func TestForwardingIsReportedOnceTheNodeHasJoined(t *testing.T) {
 	s := newStory(t)
 	e := s.step(Health{Synced: true, Healthy: true}, s.configured(), s.noded(), s.members())
-	require.True(t, e.Planned && e.Forwarding == nil)
+	require.True(t, e.NewPlan && e.Forwarding == nil)
 	e = s.step(Health{Synced: true, Joined: true, Healthy: true})
 	require.NotNil(t, e.Forwarding)
 }
@@ -53,7 +53,7 @@ func TestNothingIsDecidedBeforeTheCachesAreFilled(t *testing.T) {
 	e := s.step(Health{Joined: true, Healthy: true}, s.configured(), s.members())
 	require.Equal(t, Effects{}, e)
 	e = s.step(s.health, s.noded())
-	require.True(t, e.Planned && e.PodRoutes != nil && e.Limits != nil && e.Routes != nil && e.Ready)
+	require.True(t, e.NewPlan && e.PodRoutes != nil && e.Limits != nil && e.Routes != nil && e.Ready)
 }
 
 // A node whose kube-proxy is sick stays ready, as the last choice, and one that is sick
@@ -117,7 +117,7 @@ func TestWhatIsTheSameChangesNothing(t *testing.T) {
 	s.begin(web(vip, true))
 	for _, again := range []Event{Service{web(vip, true)}, s.members(), s.health, Config{s.core.facts.config}} {
 		e := s.step(again)
-		require.False(t, e.Planned || e.SetVIPs || e.Routes != nil || e.PodRoutes != nil || e.StateChanged, "%+v", again)
+		require.False(t, e.NewPlan || e.SetVIPs || e.Routes != nil || e.PodRoutes != nil || e.StateChanged, "%+v", again)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestLimitsStayUntilReady(t *testing.T) {
 	limited.Limit.PerSecond = 5
 	s.health.Healthy = false
 	s.begin(limited)
-	require.True(t, s.last.Planned)
+	require.True(t, s.last.NewPlan)
 	require.Nil(t, s.last.Limits)
 	require.Len(t, s.step(well).Limits, 1)
 	other := web("203.0.113.77", true)

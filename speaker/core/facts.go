@@ -20,10 +20,10 @@ type facts struct {
 	newCluster, newMembers bool
 
 	// What the planner was given.
-	planned  *config.Config
-	nodes    map[string]plan.Node // with what their speakers publish
-	speakers map[string]bool
-	networks map[string]report.Network // those of nodes
+	planConfig *config.Config
+	nodes      map[string]plan.Node // with what their speakers publish
+	speakers   map[string]bool
+	networks   map[string]report.Network // those of nodes
 }
 
 // note notes a fact.
@@ -71,10 +71,10 @@ func (c *Core) plan() (toDrain map[netip.Prefix]plan.Route) {
 	unlimited := c.planner.Plan().LimitErrs
 	c.update()
 	p := c.planner.Plan()
-	c.out.Planned, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
+	c.out.NewPlan, c.out.Claims, c.out.Gone = true, p.Claims, c.out.Changes.Gone()
 	// Before this speaker is ready, the limits of the previous one stay: packets still arrive.
-	if c.everReady && (c.out.Changes.Limits || !c.limits) {
-		c.out.Limits, c.limits = p.Limits, true
+	if c.everReady && (c.out.Changes.Limits || !c.limitsSent) {
+		c.out.Limits, c.limitsSent = p.Limits, true
 	}
 	if c.out.Changes.Limits {
 		c.logLimitErrs(unlimited, p.LimitErrs)
@@ -104,8 +104,8 @@ func (c *Core) forward() {
 func (c *Core) inform() {
 	f := &c.facts
 	node, known := f.nodes[c.Node]
-	routesDue := f.newCluster || f.config != f.planned
-	changed, changedNodes := f.config != f.planned, f.newCluster
+	routesDue := f.newCluster || f.config != f.planConfig
+	changed, changedNodes := f.config != f.planConfig, f.newCluster
 	// Whether this node is ready is decided here; members has it later.
 	if f.newMembers || f.speakers[c.Node] != c.ready {
 		speakers := map[string]bool{}
@@ -117,12 +117,12 @@ func (c *Core) inform() {
 		changedNodes = changedNodes || !maps.EqualFunc(f.members.Networks, f.networks, equalNetworks)
 		f.networks = f.members.Networks
 	}
-	f.planned, f.newCluster, f.newMembers = f.config, false, false
+	f.planConfig, f.newCluster, f.newMembers = f.config, false, false
 	if changedNodes {
 		f.nodes = locate(f.cluster, f.networks)
 	}
 	if changed || changedNodes {
-		c.planner.Set(f.planned, f.nodes, f.speakers)
+		c.planner.Set(f.planConfig, f.nodes, f.speakers)
 	}
 	n, knows := f.nodes[c.Node]
 	if knows != known || !maps.Equal(n.Labels, node.Labels) || !slices.Equal(n.Addresses, node.Addresses) {
@@ -130,8 +130,8 @@ func (c *Core) inform() {
 	}
 	// Without a configuration, or while the API server does not know this node, the routes to pods
 	// stay as they are.
-	if routesDue && knows && f.planned != nil {
-		routes := plan.PodRoutesOf(c.Node, f.planned, f.nodes)
+	if routesDue && knows && f.planConfig != nil {
+		routes := plan.PodRoutesOf(c.Node, f.planConfig, f.nodes)
 		c.out.PodRoutes = &routes
 	}
 }
@@ -154,7 +154,7 @@ func equalNetworks(a, b report.Network) bool {
 
 // update updates the plan, and since when this node owns its VIPs.
 func (c *Core) update() {
-	c.out.Changes, c.planned = c.planner.Update(), c.now
+	c.out.Changes, c.plannedAt = c.planner.Update(), c.now
 	for _, v := range c.out.Changes.VIPs {
 		switch {
 		case !v.After.Owned:
@@ -165,5 +165,5 @@ func (c *Core) update() {
 	}
 }
 
-// excluded reports whether the node is taken out of load balancing.
-func (c *Core) excluded() bool { return c.facts.nodes[c.Node].Excluded(c.facts.config) }
+// excluded reports whether the node is taken out of load balancing, by what the planner was given.
+func (c *Core) excluded() bool { return c.facts.nodes[c.Node].Excluded(c.facts.planConfig) }

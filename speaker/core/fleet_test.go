@@ -158,7 +158,7 @@ func (f *fleet) apply(node string, e Effects) (changed bool) {
 	if f.alive[node] != e.Ready {
 		f.alive[node], changed = e.Ready, true
 	}
-	if n := f.networks[node]; e.Planned && n.Claims != e.Claims {
+	if n := f.networks[node]; e.NewPlan && n.Claims != e.Claims {
 		n.Claims = e.Claims
 		f.networks[node], changed = n, true
 	}

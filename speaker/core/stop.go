@@ -22,7 +22,9 @@ func (c *Core) stop() {
 	sound, had := c.ready, c.planner.Plan()
 	c.log(false, "handing over", "vips", len(had.Layer2))
 	c.ending = ending{began: true, vips: c.now, routers: c.now, next: c.now}
-	if n := len(had.BGP.VIPs); n > 0 {
+	if n := len(had.BGP.VIPs); c.routing.draining != nil {
+		c.ending.routers = c.routing.until
+	} else if n > 0 {
 		c.log(false, "handing over: routers are asked to prefer other nodes", "vips", n, "for", c.Drain)
 		c.out.BeginDrain, c.ending.routers = true, c.now.Add(c.Drain)
 	}

@@ -240,8 +240,8 @@ func (w *World) serviceIn(seen map[string]any, name string) *plan.Service {
 
 // apply executes the core's effects.
 func (n *node) apply(e core.Effects) {
-	if e.Ready != n.ready || e.Planned && e.Claims != n.claims {
-		if n.ready = e.Ready; e.Planned {
+	if e.Ready != n.ready || e.NewPlan && e.Claims != n.claims {
+		if n.ready = e.Ready; e.NewPlan {
 			n.claims = e.Claims
 		}
 		n.publish()
