@@ -82,7 +82,7 @@ func (c *Core) settleMoves() {
 		return
 	}
 	c.moves.next = time.Time{}
-	fresh, first := map[moving]report.Move{}, firstReady(c.facts.speakers)
+	settled, first := map[moving]report.Move{}, firstReady(c.facts.speakers)
 	room := maxFirst - c.moves.countFirst()
 	for vip, m := range c.moves.moving {
 		if due := m.at.Add(movesSettle); c.now.Before(due) {
@@ -100,13 +100,13 @@ func (c *Core) settleMoves() {
 				}
 			}
 			key := moving{from: m.from, why: m.why}
-			if fresh[key].To == nil {
-				fresh[key] = report.Move{At: c.now, From: m.from, Why: m.why, To: map[string][]netip.Addr{}}
+			if settled[key].To == nil {
+				settled[key] = report.Move{At: c.now, From: m.from, Why: m.why, To: map[string][]netip.Addr{}}
 			}
-			fresh[key].To[m.to] = append(fresh[key].To[m.to], vip)
+			settled[key].To[m.to] = append(settled[key].To[m.to], vip)
 		}
 	}
-	c.publishMoves(slices.Collect(maps.Values(fresh)))
+	c.publishMoves(slices.Collect(maps.Values(settled)))
 }
 
 // lookAt has settleMoves called by then.

@@ -190,6 +190,7 @@ func Draw(seed uint64) Scenario {
 	s.drawSegments()
 	s.drawLeases()
 	s.drawQuarantine()
+	s.drawEndpoints()
 	return s
 }
 
@@ -203,6 +204,16 @@ func (s *Scenario) drawQuarantine() {
 	if r := rand.New(rand.NewPCG(s.Seed, 9)); s.Seed >= firstQuarantines && r.IntN(2) == 0 {
 		s.Quarantine = 0
 		s.add(r, []Kind{Ill, Ask, Delete, Create})
+	}
+}
+
+// firstEndpoints is the first seed whose fleet may have more changes of which nodes can serve a Service.
+const firstEndpoints = 50_000_000
+
+// drawEndpoints adds such changes to half of the scenarios.
+func (s *Scenario) drawEndpoints() {
+	if r := rand.New(rand.NewPCG(s.Seed, 10)); s.Seed >= firstEndpoints && r.IntN(2) == 0 {
+		s.add(r, []Kind{Pods, Local, Prefer, Stop, Sick})
 	}
 }
 

@@ -1,4 +1,4 @@
-package core
+package plan_test
 
 import (
 	"fmt"
@@ -53,7 +53,11 @@ func (c *cut) have() {
 
 // snapshot is what every honest speaker knows.
 func (c *cut) snapshot() plan.Snapshot {
-	s := plan.Snapshot{Config: c.config, Speakers: c.alive, Nodes: locate(c.nodes, c.networks)}
+	s := plan.Snapshot{Config: c.config, Speakers: c.alive, Nodes: map[string]plan.Node{}}
+	for name, n := range c.nodes {
+		n.Network = c.networks[name]
+		s.Nodes[name] = n
+	}
 	for _, p := range []netip.Prefix{itsSegment, otherSegment, routedSegment} {
 		for vip, i := p.Addr().Next(), 0; i < vipsEach; vip, i = vip.Next(), i+1 {
 			s.Services = append(s.Services, plan.Service{Name: "default/" + vip.String(), VIPs: []netip.Addr{vip}, Serving: true})
