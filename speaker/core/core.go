@@ -18,7 +18,7 @@
 //     if nobody else answers.
 //  5. What is announced on the segment (core.go): the VIPs of the plan and those that leave. This is
 //     before the routes because in a failover hosts wait for it; routers have other paths.
-//  6. What routers are sent (bgproutes.go), and whether they are first asked to prefer other nodes.
+//  6. What routers are sent (routers.go), and whether they are first asked to prefer other nodes.
 //  7. Which moves are reported (reportmoves.go). This is last because nobody waits for it.
 //
 // After Stop (stop.go) all VIPs leave as in step 3, routers are asked to prefer other nodes, and Done
