@@ -9,20 +9,20 @@
 //
 // The files, from the outside in:
 //
-//	direct.go       Director, the task: keeps the rules in force
-//	machine.go      Machine: which rules are wanted
-//	switchedoff.go  Services that were switched off, whose connections are handed over for a while
-//	fair.go         how namespaces share what is bounded
-//	table.go        which node a flow belongs to, and where it may have belonged before
-//	absence.go      which nodes do not have a Service's rules yet
-//	nodes.go        which hosts on the segment are the cluster's nodes, and which of them answer
-//	rules.go        the rules for a packet
-//	shortcut.go     which Services have packets handed over before conntrack, and when
-//	ingress.go      the rules for the shortcut
-//	kept.go         which connections this node keeps although the table has them at another node
-//	simulated.go    Simulated, a Director without a kernel
-//	kernel.go       changes the kernel's rules to the wanted ones
-//	status.go       the status, and metrics.go the metrics
+//	direct.go         Director, the task: keeps the rules in force
+//	machine.go        Machine: which rules are wanted
+//	switchedoff.go    Services that were switched off, whose connections are handed over for a while
+//	fair.go           how namespaces share what is bounded
+//	table.go          which node a flow belongs to, and where it may have belonged before
+//	absence.go        which nodes do not have a Service's rules yet
+//	nodes.go          which hosts on the segment are the cluster's nodes, and which of them answer
+//	rules.go          the rules for a packet: hand it over, keep it, or ask the next node
+//	shortcut.go       which Services have packets handed over before conntrack, and when
+//	shortcutrules.go  the rules for the shortcut
+//	kept.go           which connections this node keeps although the table has them at another node
+//	simulated.go      Simulated, a Director without a kernel
+//	kernel.go         changes the kernel's rules to the wanted ones
+//	status.go         the status, and metrics.go the metrics
 package direct
 
 import (

@@ -56,7 +56,7 @@ const (
 // family is what differs between IPv4 and IPv6.
 type family struct {
 	table       *nftables.Table
-	ingress     bool   // the table hands over before conntrack: see ingress.go
+	ingress     bool   // the table hands over before conntrack: see shortcutrules.go
 	length      uint32 // of an address, in bytes
 	source, ttl uint32 // where the source address and the TTL are in the header
 	checksum    bool   // the header has one

@@ -18,7 +18,7 @@ const (
 	firstRetry, lastRetry = time.Second, time.Minute
 )
 
-// shortcut hands packets over at the interface where they come in (ingress.go). The rules after conntrack
+// shortcut hands packets over at the interface where they come in (shortcutrules.go). The rules after conntrack
 // would hand over the same packets. But conntrack makes and discards an entry for each packet of a
 // connection that it does not know: that costs more than all the rest, and a full conntrack drops the packet.
 //
