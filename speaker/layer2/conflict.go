@@ -36,14 +36,19 @@ const (
 	maxConflicts = 64
 )
 
-// conflicts has the conflict of each VIP, and the VIPs for which it is unknown whether another
-// machine has them.
+// conflicts has the conflicts of each VIP, and the VIPs for which it is unknown whether another machine has them.
 type conflicts struct {
 	mu sync.Mutex
-	of map[netip.Addr]Conflict
+	// of are the conflicts of each VIP, never none, in the order in which they were noted. Each interface has one with a foreign host
+	// and one with a silent speaker, at most: what one interface finds does not show that a host on another one is gone.
+	of map[netip.Addr][]Conflict
 	// unprobed are the VIPs that no segment has found to be free.
 	unprobed map[netip.Addr]bool
 	changed  notify.Signal
+}
+
+func newConflicts() *conflicts {
+	return &conflicts{of: map[netip.Addr][]Conflict{}, unprobed: map[netip.Addr]bool{}}
 }
 
 // begin is called when a VIP is assigned. The VIP has to be probed if it is new, or if another machine
@@ -51,7 +56,7 @@ type conflicts struct {
 func (c *conflicts) begin(vip netip.Addr, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known, ok := c.of[vip]; fresh || ok && !known.Announced {
+	if fresh || slices.ContainsFunc(c.of[vip], Conflict.withholds) {
 		c.unprobed[vip] = true
 	} else {
 		delete(c.unprobed, vip)
@@ -65,42 +70,82 @@ func (c *conflicts) toProbe(vip netip.Addr) bool {
 	return c.unprobed[vip]
 }
 
-// note records a conflict, and reports whether there is room for it. A VIP has one conflict at a time, because a host may claim it
-// from any number of hardware addresses by turns, and each change is written to the Lease. The first claim is reported until its
-// hardware address is silent for conflictMemory, or the conflict is another one.
+// toProbeOn is toProbe for the segment of an interface. It also has to probe the VIP if another machine had it there last.
+func (c *conflicts) toProbeOn(name string, vip netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unprobed[vip] || slices.ContainsFunc(c.of[vip], func(k Conflict) bool { return k.Interface == name && k.withholds() })
+}
+
+// withholds reports whether the VIP is not announced on the interface because of the conflict.
+func (c Conflict) withholds() bool { return !c.Announced }
+
+// note records a conflict, and reports whether there is room for it. An interface has one of each cause at a time (see of),
+// because a host may claim it from any number of hardware addresses by turns, and each change is written to the Lease. The first
+// claim is kept until its hardware address is silent for conflictMemory, or until the VIP is announced and was not before, or the
+// other way round.
 func (c *conflicts) note(now Conflict) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now.Seen = time.Now()
-	known, ok := c.of[now.VIP]
+	known := slices.Clone(c.of[now.VIP])
+	at := slices.IndexFunc(known, func(k Conflict) bool { return k.Interface == now.Interface && k.Silent == now.Silent })
 	switch {
-	case !ok && len(c.of) >= maxConflicts:
+	case len(known) == 0 && len(c.of) >= maxConflicts:
 		return false
-	case !ok || now.supersedes(known):
-		c.of[now.VIP] = now
-		c.changed.Notify()
-	case now.HardwareAddr == known.HardwareAddr:
-		known.Seen = now.Seen
-		c.of[now.VIP] = known
+	case at < 0:
+		known = append(known, now)
+	case known[at].Announced != now.Announced:
+		known[at] = now
+	case known[at].HardwareAddr == now.HardwareAddr:
+		known[at].Seen = now.Seen
 	}
+	c.replace(now.VIP, known)
 	return true
 }
 
-// supersedes reports whether the conflict is another one than that which is known of the VIP: the VIP is announced now and was not
-// before, or the other way round. If it is announced on one interface and not on another one, that it is not counts.
-func (c Conflict) supersedes(known Conflict) bool {
-	return c.Announced != known.Announced && (known.Announced || c.Interface == known.Interface)
+// replace replaces the conflicts of a VIP. The caller has to hold c.mu.
+func (c *conflicts) replace(vip netip.Addr, now []Conflict) {
+	before, after := reported(c.of[vip]), reported(now)
+	if c.of[vip] = now; len(now) == 0 {
+		delete(c.of, vip)
+	}
+	if after.Seen = before.Seen; after != before {
+		c.changed.Notify()
+	}
 }
 
-// clear forgets the conflict, because the address is free, or is no VIP any more.
+// reported returns the conflict that is reported of a VIP: the first that withholds it from an interface, or else the first.
+func reported(all []Conflict) (c Conflict) {
+	if at := slices.IndexFunc(all, Conflict.withholds); at >= 0 {
+		return all[at]
+	}
+	if len(all) > 0 {
+		return all[0]
+	}
+	return c
+}
+
+// forget forgets conflicts of a VIP. The caller has to hold c.mu.
+func (c *conflicts) forget(vip netip.Addr, which func(Conflict) bool) {
+	c.replace(vip, slices.DeleteFunc(slices.Clone(c.of[vip]), which))
+}
+
+// free is called when a segment has found that nobody else has the VIP. Those that are new to the VIP do not probe it then. The
+// conflicts on other interfaces stay.
+func (c *conflicts) free(name string, vip netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.unprobed, vip)
+	c.forget(vip, func(k Conflict) bool { return k.Interface == name })
+}
+
+// clear forgets all about an address that is no VIP any more.
 func (c *conflicts) clear(vip netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.unprobed, vip)
-	if _, known := c.of[vip]; known {
-		delete(c.of, vip)
-		c.changed.Notify()
-	}
+	c.replace(vip, nil)
 }
 
 // end is called when the VIP leaves this node. A conflict with a silent speaker of this cluster is forgotten: that speaker
@@ -108,10 +153,7 @@ func (c *conflicts) clear(vip netip.Addr) {
 func (c *conflicts) end(vip netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.of[vip].Silent {
-		delete(c.of, vip)
-		c.changed.Notify()
-	}
+	c.forget(vip, func(k Conflict) bool { return k.Silent })
 }
 
 // Forget removes the conflicts of VIPs that no Service has any more: another machine may have such an
@@ -128,14 +170,14 @@ func (c *conflicts) expire() <-chan time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	next := time.Duration(0)
-	for vip, known := range c.of {
-		left := conflictMemory - time.Since(known.Seen)
-		if left <= 0 {
-			delete(c.of, vip)
-			c.changed.Notify()
-		} else if next == 0 || left < next {
-			next = left
-		}
+	for vip := range c.of {
+		c.forget(vip, func(k Conflict) bool {
+			left := conflictMemory - time.Since(k.Seen)
+			if left > 0 && (next == 0 || left < next) {
+				next = left
+			}
+			return left <= 0
+		})
 	}
 	if next == 0 {
 		return nil
@@ -147,7 +189,11 @@ func (c *conflicts) expire() <-chan time.Time {
 func (a *Announcer) Conflicts() []Conflict {
 	a.conflicts.mu.Lock()
 	defer a.conflicts.mu.Unlock()
-	return slices.SortedFunc(maps.Values(a.conflicts.of), func(b, c Conflict) int { return b.VIP.Compare(c.VIP) })
+	var all []Conflict
+	for _, vip := range slices.SortedFunc(maps.Keys(a.conflicts.of), netip.Addr.Compare) {
+		all = append(all, reported(a.conflicts.of[vip]))
+	}
+	return all
 }
 
 // ConflictsChanged returns a channel that is closed when Conflicts returns something else; changes of Seen
@@ -168,8 +214,10 @@ func (a *Announcer) note(on responderKey, n segment.Note) {
 	case segment.Conflict:
 		log.Warn(conflictMessage(n), "hardware_addr", n.Other)
 	case segment.Free:
-		a.conflicts.clear(n.VIP)
+		a.conflicts.free(on.name, n.VIP)
 		a.log.Info("announcing", "vip", n.VIP, "interface", on.name, "message", "nobody else has it")
+	case segment.Arrived:
+		a.log.Info("announcing", "vip", n.VIP, "interface", on.name, "message", "no other speaker answers for it")
 	case segment.Yields:
 		log.Warn("another speaker with the same membership key has the VIP and ranks above this one: not announced here", "hardware_addr",
 			n.Other, "help", "if it is of this cluster, the nodes do not reach each other at the membership port, TCP or UDP; if it is of "+

@@ -747,7 +747,7 @@ func TestManyHardwareAddressesAreOneConflict(t *testing.T) {
 		require.Len(t, w.Conflicts(), 1)
 		assert.Equal(t, clientMAC.String(), w.Conflicts()[0].HardwareAddr)
 		claim(int(conflictMemory/time.Second)+10, hosts[1:]...)
-		assert.Equal(t, 3, reports, "it was forgotten, and another one found")
+		assert.Equal(t, 2, reports, "it was forgotten, and the one on the other interface is reported")
 		require.Len(t, w.Conflicts(), 1)
 		assert.Contains(t, []string{hosts[1].String(), hosts[2].String()}, w.Conflicts()[0].HardwareAddr)
 	}, eth(1, "eth0"), eth(2, "eth1"))
@@ -757,7 +757,7 @@ func TestManyHardwareAddressesAreOneConflict(t *testing.T) {
 // whoever claims it on the other one.
 func TestConflictsOnTwoInterfaces(t *testing.T) {
 	t.Parallel()
-	c := &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}}
+	c := newConflicts()
 	report := func(on string, announced bool) (changed bool) {
 		next := c.changed.Next()
 		c.note(Conflict{VIP: vipA, Interface: on, HardwareAddr: clientMAC.String(), Announced: announced})
@@ -774,9 +774,106 @@ func TestConflictsOnTwoInterfaces(t *testing.T) {
 		assert.False(t, report("eth0", true))
 		assert.False(t, report("eth1", false))
 	}
-	assert.False(t, c.of[vipA].Announced)
+	assert.False(t, reported(c.of[vipA]).Announced)
 	assert.True(t, report("eth1", true), "announced there, too")
 	assert.True(t, report("eth1", false), "and not any more")
+}
+
+// hostsOn has a host on each of these interfaces that has vipA, until it is deleted from the returned set.
+func (w *world) hostsOn(names ...string) (there *sync.Map) {
+	there = &sync.Map{}
+	for _, name := range names {
+		there.Store(name, true)
+	}
+	w.wire = func(name string, frame []byte) {
+		if _, ok := there.Load(name); ok {
+			if m, _ := (wire.ARP{}).Parse(frame); m.Probes() {
+				go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, vipA, m.From, netip.IPv4Unspecified()))
+			}
+		}
+	}
+	return there
+}
+
+// A new VIP is free on one interface, and hosts have it on others. What one interface finds does not change what another one has
+// found, in the report and when an interface comes back.
+func TestFreeOnOneInterface(t *testing.T) {
+	t.Parallel()
+	eth0, eth1, eth2 := eth(1, "eth0"), eth(2, "eth1"), eth(3, "eth2")
+	conflictOn := func(t *testing.T, w *world, names ...string) {
+		t.Helper()
+		conflicts := w.Conflicts()
+		require.Len(t, conflicts, 1)
+		assert.False(t, conflicts[0].Announced)
+		assert.Contains(t, names, conflicts[0].Interface)
+	}
+	inWorld(t, func(t *testing.T, w *world) {
+		there := w.hostsOn("eth1", "eth2")
+		w.set(fresh(vipA))
+		for range 20 {
+			w.after(100 * time.Millisecond)
+			conflictOn(t, w, "eth1", "eth2")
+		}
+		assert.Equal(t, []string{"eth0"}, w.Status().VIPs[0].Interfaces)
+
+		w.become(eth0, eth2)
+		w.become(eth0, eth1, eth2)
+		for _, f := range w.after(time.Second) {
+			m, _ := wire.ARP{}.Parse(f.bytes)
+			assert.True(t, m.Probes() || f.on == "eth0", "announced on %s, where a host has it", f.on)
+		}
+		w.become(eth1, eth2)
+		w.become(eth0, eth1, eth2)
+		assert.Equal(t, []string{"eth0"}, w.Status().VIPs[0].Interfaces, "it is known to be free there")
+
+		there.Delete("eth1")
+		w.after(2 * recheck)
+		assert.Equal(t, []string{"eth0", "eth1"}, w.Status().VIPs[0].Interfaces)
+		conflictOn(t, w, "eth2")
+		there.Delete("eth2")
+		w.after(2 * recheck)
+		assert.Equal(t, []string{"eth0", "eth1", "eth2"}, w.Status().VIPs[0].Interfaces)
+		assert.Empty(t, w.Conflicts())
+	}, eth0, eth1, eth2)
+}
+
+// A VIP that arrives is announced because no other speaker answers for it. That does not show that the host is gone which claimed it.
+func TestConflictOfAVIPThatArrives(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(everywhere(vipA))
+		w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA))
+		w.after(time.Minute)
+		require.Len(t, w.Conflicts(), 1)
+		w.set(nil)
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Arriving: true}})
+		w.after(2 * time.Second)
+		assert.Equal(t, []string{"eth0"}, w.Status().VIPs[0].Interfaces)
+		assert.Len(t, w.Conflicts(), 1)
+		assert.NotContains(t, w.log.String(), "nobody else has it")
+	}, eth(1, "eth0"))
+}
+
+// A host claims a VIP while somebody repeats recorded claims of it. When the VIP leaves, that speaker may be its next owner, and
+// the host is still no speaker.
+func TestTwoCausesOfAConflict(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(everywhere(vipA))
+		w.after(time.Minute)
+		recorded := statement{Self: nextMAC, VIP: vipA, Seal: seal.Key("the cluster's").Seal(vipA, nextMAC, true)}
+		w.receive("eth0", wire.ARP{}.Announce(recorded, true)[0])
+		w.after(4 * challengeWait)
+		w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA))
+		w.after(time.Second)
+		require.Len(t, w.Conflicts(), 1)
+		assert.True(t, w.Conflicts()[0].Silent)
+		changed := w.ConflictsChanged()
+		w.set(nil)
+		<-changed
+		require.Len(t, w.Conflicts(), 1)
+		assert.Equal(t, clientMAC.String(), w.Conflicts()[0].HardwareAddr)
+	}, eth(1, "eth0"))
 }
 
 // A host that answers for every address fills no memory.

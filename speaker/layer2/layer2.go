@@ -164,7 +164,7 @@ func New(o Options) *Announcer {
 		options:    o,
 		log:        o.Log,
 		bounded:    loglimit.Logger(o.Log),
-		conflicts:  &conflicts{of: map[netip.Addr]Conflict{}, unprobed: map[netip.Addr]bool{}},
+		conflicts:  newConflicts(),
 		sets:       make(chan setting),
 		exited:     make(chan *responder),
 		ready:      make(chan struct{}),
@@ -361,22 +361,20 @@ func (a *Announcer) reconcile(ctx context.Context) {
 		if f := a.failures[key]; a.responders[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
 			continue
 		}
-		if err := a.open(ctx, key, a.notYetProbed(vips)); err != nil {
+		if err := a.open(ctx, key, a.toProbe(key.name, vips)); err != nil {
 			a.fail(key, err, 0)
 		}
 	}
 	a.publish()
 }
 
-// notYetProbed returns the VIPs for a new segment. Those that another segment has found to be free in the
-// meantime are not probed again.
-func (a *Announcer) notYetProbed(vips map[netip.Addr]segment.VIP) map[netip.Addr]segment.VIP {
+// toProbe returns the VIPs for a new segment. Those that another segment has found to be free are not probed, except those that
+// another machine had on this interface last.
+func (a *Announcer) toProbe(name string, vips map[netip.Addr]segment.VIP) map[netip.Addr]segment.VIP {
 	now := maps.Clone(vips)
 	for vip, v := range vips {
-		if v.Probe {
-			v.Probe = a.conflicts.toProbe(vip)
-			now[vip] = v
-		}
+		v.Probe = a.conflicts.toProbeOn(name, vip)
+		now[vip] = v
 	}
 	return now
 }

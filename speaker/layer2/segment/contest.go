@@ -209,7 +209,7 @@ func (m *Machine) resume(v *vip) {
 	switch {
 	case v.unprobed:
 	case v.Arriving:
-		m.out.note(Note{Kind: Free, VIP: v.addr})
+		m.out.note(Note{Kind: Arrived, VIP: v.addr})
 	default:
 		m.out.note(Note{Kind: Resumes, VIP: v.addr, Other: v.by})
 	}

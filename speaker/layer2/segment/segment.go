@@ -110,6 +110,8 @@ const (
 	Conflict Kind = iota
 	// Free: a VIP was probed, and no other machine has it [VIP].
 	Free
+	// Arrived: no other speaker answers for an arriving VIP, and it is announced. Whether a foreign host has it was not asked [VIP].
+	Arrived
 	// Yields: the VIP is left to another speaker [VIP, Other].
 	Yields
 	// Resumes: that speaker is silent, and the VIP is announced again [VIP, Other].

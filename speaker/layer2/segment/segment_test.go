@@ -386,7 +386,7 @@ func TestWhatArrivesIsLeftToWhoAnswers(t *testing.T) {
 	l.assign(0, map[netip.Addr]VIP{vipA: {Arriving: true}})
 	l.pass(silence)
 	require.Equal(t, []int{0}, l.announcers(vipA), "nobody had it")
-	require.Equal(t, []Note{{Kind: Free, VIP: vipA}}, l.notes)
+	require.Equal(t, []Note{{Kind: Arrived, VIP: vipA}}, l.notes)
 }
 
 // A speaker of v0.1.0 answers no question about a leaving VIP, and stops answering clients after 2 s. The VIP is claimed
