@@ -445,6 +445,42 @@ func TestStuckInterface(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
+// Two wait for a machine whose frame is stuck, and give that frame up. The first one gets the machine, and then a frame is stuck
+// that came between them. The second one gives up that one, too.
+func TestStuckTwice(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set(everywhere(vipA))
+		w.after(time.Minute)
+		after := func(d time.Duration) {
+			time.Sleep(d)
+			synctest.Wait()
+		}
+		var machine *responder
+		for _, machine = range w.published.Load().responders {
+		}
+		machine.owner <- struct{}{} // a task whose frame is stuck
+		go w.Status()
+		after(stuckAfter / 2)
+		done := make(chan struct{})
+		go func() { defer close(done); w.set(everywhere(vipA, vipB)) }()
+		after(3 * stuckAfter / 4) // the first one has given the frame up, and the second one has not
+		w.receive("eth0", ask(vipA, clientIP, broadcast))
+		after(stuckAfter / 2)
+		stuck := make(chan struct{})
+		w.conn("eth0").stuck.Store(&stuck)
+		<-machine.owner
+		after(2 * stuckAfter)
+		select {
+		case <-done:
+		default:
+			t.Error("Set waits")
+			w.conn("eth0").SetWriteDeadline(time.Now())
+			<-done
+		}
+	}, eth(1, "eth0"))
+}
+
 func TestSetWithoutRun(t *testing.T) {
 	t.Parallel()
 	a := New(Options{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()})

@@ -213,12 +213,14 @@ func (r *responder) own() {
 		return
 	default:
 	}
-	select {
-	case r.owner <- struct{}{}:
-	case <-time.After(stuckAfter):
-		_ = r.conn.SetWriteDeadline(time.Now())
-		r.owner <- struct{}{}
-		_ = r.conn.SetWriteDeadline(time.Time{})
+	for {
+		select {
+		case r.owner <- struct{}{}:
+			_ = r.conn.SetWriteDeadline(time.Time{})
+			return
+		case <-time.After(stuckAfter): // again, because the frame of another task may be stuck by now
+			_ = r.conn.SetWriteDeadline(time.Now())
+		}
 	}
 }
 
