@@ -231,6 +231,9 @@ func (a *Announcer) note(on responderKey, n segment.Note) {
 	case segment.Hears:
 		a.bounded.Info("a neighbour is heard on the interface again: VIPs are announced there", "interface", on.name, "family",
 			on.protocol.Family())
+	case segment.AllBack:
+		a.bounded.Info("no other speaker is lost any more: VIPs are announced on the interface, whether anything comes in or not",
+			"interface", on.name, "family", on.protocol.Family())
 	}
 }
 

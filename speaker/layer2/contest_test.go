@@ -337,6 +337,10 @@ func TestDeafNodeFallsSilent(t *testing.T) {
 		}
 		assert.Zero(t, claims(10 * time.Second)[1], "the deaf node goes on to claim VIPs")
 		assert.Contains(t, s.speakers[1].log.String(), "nothing comes in on the interface")
+		s.members[1].lose(false)
+		synctest.Wait()
+		assert.Contains(t, s.speakers[1].log.String(), "no other speaker is lost any more")
+		s.members[1].lose(true)
 
 		s.mu.Lock()
 		s.deaf = 0

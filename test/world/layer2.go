@@ -145,7 +145,7 @@ func (f *family) step(e segment.Event) {
 
 var kindOfNote = map[segment.Kind]string{segment.Conflict: "has a conflict over", segment.Free: "found nobody who has",
 	segment.Arrived: "finds no other speaker with", segment.Yields: "yields", segment.Resumes: "claims again",
-	segment.Deaf: "hears nothing", segment.Hears: "hears again"}
+	segment.Deaf: "hears nothing", segment.Hears: "hears again", segment.AllBack: "knows of no loss any more"}
 
 // setAlarm sets the timer for the next event that is due.
 func (f *family) setAlarm() {

@@ -25,7 +25,7 @@ var Schedule = [...]time.Duration{
 func (m *Machine) announce(p pending) [][]byte {
 	v := p.vip
 	switch {
-	case p.step > 1 && !m.Whole && m.hearing.deaf:
+	case p.step > 0 && !m.Whole && m.hearing.deaf:
 		return m.askInstead(p)
 	case p.step.scheduled() && p.edition != v.edition: // announced or probed anew since
 		return nil

@@ -119,6 +119,8 @@ const (
 	// Deaf: the interface receives nothing. Hears: it does again.
 	Deaf
 	Hears
+	// AllBack: the interface is deaf still, but no speaker is lost any more.
+	AllBack
 )
 
 // Note is something that has to be logged, or that concerns other segments.
@@ -304,8 +306,12 @@ func (v *vip) answersAtLast() bool { return v != nil && v.Leaving && !v.taken &&
 // lookAround takes over the surroundings. When speakers are lost, beacons begin, and a speaker that seemed
 // to be the next owner of a VIP is a rival.
 func (m *Machine) lookAround(s Surroundings) {
-	lost := m.Whole && !s.Whole
-	if m.Surroundings = s; !lost {
+	lost, back := m.Whole && !s.Whole, !m.Whole && s.Whole
+	m.Surroundings = s
+	if back && m.hearing.deaf {
+		m.out.note(Note{Kind: AllBack})
+	}
+	if !lost {
 		return
 	}
 	m.hearing = hearing{}

@@ -674,3 +674,35 @@ func TestYieldedWhileItWasProbed(t *testing.T) {
 		require.Equal(t, []int{1}, l.announcers(vipA))
 	}
 }
+
+// While speakers are lost and nothing comes in, a VIP that this node takes over is announced once. When no speaker is lost any more,
+// that is noted, though nothing comes in yet.
+func TestDeafInterface(t *testing.T) {
+	t.Parallel()
+	l := newLAN(1, wire.ARP{})
+	pass := func(d time.Duration) {
+		for range d / hearingInterval {
+			l.step(0, Counted{Frames: 1, Known: true})
+			l.pass(hearingInterval)
+		}
+	}
+	lost := func() {
+		l.lose()
+		pass(2 * deafAfter)
+	}
+	lost()
+	require.Equal(t, []Note{{Kind: Deaf}}, l.notes)
+	l.assign(0, map[netip.Addr]VIP{vipA: {Refresh: time.Second}})
+	pass(time.Minute)
+	claims := 0
+	for _, frame := range l.own(0) {
+		if m, _ := (wire.ARP{}).Parse(frame); m.Claims.IsValid() {
+			claims++
+		}
+	}
+	require.Len(t, wire.ARP{}.Announce(wire.Statement{VIP: vipA}, true), claims)
+	l.step(0, Surroundings{Whole: true, Crowd: 1})
+	require.Equal(t, []Note{{Kind: Deaf}, {Kind: AllBack}}, l.notes)
+	lost()
+	require.Equal(t, []Note{{Kind: Deaf}, {Kind: AllBack}, {Kind: Deaf}}, l.notes)
+}
