@@ -61,7 +61,7 @@ var parsed = map[string]struct {
 	"speaker/bgp/unnumbered.go":           {targets: []string{"FuzzAdvertisement"}},
 	"speaker/detector/watch/packet.go":    {targets: []string{"FuzzPacket", "FuzzStep"}},
 	"speaker/diagnosis/synprobe.go":       {targets: []string{"FuzzParseSegment"}},
-	"speaker/layer2/responder.go":         {targets: []string{"FuzzARP", "FuzzNDP"}},
+	"speaker/layer2/socket.go":            {targets: []string{"FuzzARP", "FuzzNDP"}},
 	"speaker/layer2/seal/seal.go":         {targets: []string{"FuzzFind"}},
 	"speaker/membership/guard/form.go":    {targets: []string{"FuzzForm", "FuzzHolderOfTheKey"}},
 	"speaker/membership/guard/guard.go":   {targets: []string{"FuzzHolderOfTheKey"}},

@@ -155,7 +155,7 @@ func BenchmarkAnswer(b *testing.B) {
 		"NDP, ours":      {wire.NDP{}, coldQuery(clientMAC, vip6).frame()},
 		"NDP, another's": {wire.NDP{}, coldQuery(clientMAC, vip6B).frame()},
 	} {
-		p := w.newResponder(responderKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}, blackHole{})
+		p := w.newSocket(socketKey{protocol: c.protocol, name: "eth0", mac: nodeMAC}, blackHole{})
 		vips := map[netip.Addr]segment.VIP{}
 		for vip := range want {
 			vips[vip] = segment.VIP{}
@@ -204,8 +204,8 @@ func TestYieldsWithoutEnd(t *testing.T) {
 	t.Parallel()
 	inWorld(t, func(t *testing.T, w *world) {
 		for range 15_000 {
-			w.note(responderKey{}, segment.Note{Kind: segment.Yields, VIP: vipA})
-			w.note(responderKey{}, segment.Note{Kind: segment.Resumes, VIP: vipA})
+			w.note(socketKey{}, segment.Note{Kind: segment.Yields, VIP: vipA})
+			w.note(socketKey{}, segment.Note{Kind: segment.Resumes, VIP: vipA})
 		}
 		assert.Equal(t, 20_000, strings.Count(w.log.String(), "\n"))
 	})

@@ -201,7 +201,7 @@ func (a *Announcer) Conflicts() []Conflict {
 func (a *Announcer) ConflictsChanged() <-chan struct{} { return a.conflicts.changed.Next() }
 
 // note logs a note of a segment.
-func (a *Announcer) note(on responderKey, n segment.Note) {
+func (a *Announcer) note(on socketKey, n segment.Note) {
 	if n.Kind == segment.Conflict {
 		noted := a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
 			Silent: n.Silent, Announced: n.Announced})

@@ -3,22 +3,28 @@
 // interface of the node; kube-proxy takes the traffic that arrives.
 //
 // This package has the interfaces, sockets, multicast groups, status and logs. Package segment decides
-// what is answered, announced and asked, and which speaker yields, for each interface and family.
+// what is answered, announced and asked, and which speaker yields, for each interface and family. Package
+// wire has the frames.
 //
-// One goroutine, Run, keeps a responder for each interface in use and protocol. A responder has a packet
-// socket and three tasks: one receives, one sends what is due, and one joins the multicast groups in which
-// IPv6 hosts ask. These tasks and Run share the segment's machine; none of them holds it for longer than
-// it takes to send a frame.
+// One goroutine, Run, keeps a socket for each interface in use and protocol. A socket has the segment's
+// machine and three tasks: one receives, one sends what is due, and one joins the multicast groups in which
+// IPv6 hosts ask. These tasks and Run share the machine; none of them holds it for longer than it takes to
+// send a frame.
 //
 // The files, from the outside in:
 //
-//	layer2.go     Announcer: which VIPs are announced on which interfaces
-//	interface.go  which interfaces are suitable
-//	responder.go  an interface in use: carries frames to the segment's machine and back
-//	multicast.go  the groups in which IPv6 hosts ask
-//	conflict.go   other machines that have a VIP
-//	status.go     the status, and the reasons why a VIP is not announced
-//	metrics.go    the metrics
+//	layer2.go           Announcer: which VIPs are announced on which interfaces
+//	interface.go        which interfaces are suitable
+//	socket.go           a packet socket: carries frames to the segment's machine and back
+//	multicast.go        the groups in which IPv6 hosts ask
+//	conflict.go         the report of other machines that have a VIP
+//	status.go           the status, and the reasons why a VIP is not announced
+//	metrics.go          the metrics
+//	segment/receive.go  who answers a request, and what follows when another machine has a VIP
+//	segment/contest.go  which of two speakers keeps a VIP
+//	wire/arp.go         the frames of IPv4
+//	wire/ndp.go         the frames of IPv6
+//	seal/seal.go        how speakers of a cluster recognize each other
 package layer2
 
 import (
@@ -45,7 +51,7 @@ import (
 )
 
 // A socket that failed is opened again after firstRetry. The delay doubles up to lastRetry. It starts anew
-// if the responder has worked for longer than lastRetry.
+// if the socket has worked for longer than that.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -100,20 +106,20 @@ type Announcer struct {
 	conflicts *conflicts
 
 	sets    chan setting
-	exited  chan *responder
+	exited  chan *socket
 	ready   chan struct{}
 	stopped chan struct{}
 
 	// Owned by Run.
-	vips       map[netip.Addr]*assignment
-	groups     []group                                     // the same VIPs, by protocol and interfaces
-	want       map[responderKey]map[netip.Addr]segment.VIP // the wanted responders
-	unfit      map[responderKey]error                      // wanted responders that the interface does not allow
-	responders map[responderKey]*responder                 // the open responders
-	failures   map[responderKey]*failure
-	around     segment.Surroundings
-	fatal      error
-	running    sync.WaitGroup // tasks of responders, also of those that were closed
+	vips     map[netip.Addr]*assignment
+	groups   []group                                  // the same VIPs, by protocol and interfaces
+	want     map[socketKey]map[netip.Addr]segment.VIP // the wanted sockets
+	unfit    map[socketKey]error                      // wanted sockets that the interface does not allow
+	sockets  map[socketKey]*socket                    // the open sockets
+	failures map[socketKey]*failure
+	around   segment.Surroundings
+	fatal    error
+	running  sync.WaitGroup // tasks of sockets, also of those that were closed
 
 	published atomic.Pointer[state] // read by everybody, immutable
 }
@@ -145,7 +151,7 @@ type setting struct {
 	done chan struct{}
 }
 
-// failure is a responder that could not be opened or broke.
+// failure is a socket that could not be opened or broke.
 type failure struct {
 	err   error
 	delay time.Duration
@@ -161,17 +167,17 @@ func New(o Options) *Announcer {
 		o.Groups = OpenGroups
 	}
 	a := &Announcer{
-		options:    o,
-		log:        o.Log,
-		bounded:    loglimit.Logger(o.Log),
-		conflicts:  newConflicts(),
-		sets:       make(chan setting),
-		exited:     make(chan *responder),
-		ready:      make(chan struct{}),
-		stopped:    make(chan struct{}),
-		responders: map[responderKey]*responder{},
-		failures:   map[responderKey]*failure{},
-		around:     segment.Surroundings{Whole: true, Crowd: 1},
+		options:   o,
+		log:       o.Log,
+		bounded:   loglimit.Logger(o.Log),
+		conflicts: newConflicts(),
+		sets:      make(chan setting),
+		exited:    make(chan *socket),
+		ready:     make(chan struct{}),
+		stopped:   make(chan struct{}),
+		sockets:   map[socketKey]*socket{},
+		failures:  map[socketKey]*failure{},
+		around:    segment.Surroundings{Whole: true, Crowd: 1},
 	}
 	a.published.Store(&state{})
 	a.metrics = newMetrics(o.Registry, a)
@@ -225,10 +231,10 @@ func (a *Announcer) Run(ctx context.Context) error {
 		case <-a.conflicts.expire():
 		case <-a.retry():
 			a.reconcile(ctx)
-		case p := <-a.exited:
-			if a.responders[p.key] == p { // unless Run has closed it meanwhile
-				a.closeResponder(p)
-				a.fail(p.key, p.err, time.Since(p.opened))
+		case s := <-a.exited:
+			if a.sockets[s.key] == s { // unless Run has closed it meanwhile
+				a.closeSocket(s)
+				a.fail(s.key, s.err, time.Since(s.opened))
 				a.publish()
 			}
 		case s := <-a.sets:
@@ -260,8 +266,8 @@ func (a *Announcer) lookAround(around segment.Surroundings) {
 		return
 	}
 	a.around = around
-	for _, p := range a.responders {
-		p.step(around)
+	for _, s := range a.sockets {
+		s.step(around)
 	}
 }
 
@@ -342,23 +348,23 @@ func sorted(vips map[netip.Addr]*assignment, which func(netip.Addr) bool) (addrs
 	return addrs
 }
 
-// reconcile opens and closes responders as VIPs and interfaces demand. It closes and withdraws before it
+// reconcile opens and closes sockets as VIPs and interfaces demand. It closes and withdraws before it
 // opens.
 func (a *Announcer) reconcile(ctx context.Context) {
 	interfaces, around := a.options.Interfaces.Interfaces(), a.around
 	around.Own = hardwareAddrs(interfaces)
 	a.lookAround(around)
 	a.wanted(interfaces)
-	for key, p := range a.responders {
+	for key, s := range a.sockets {
 		if vips := a.want[key]; vips != nil && a.unfit[key] == nil {
-			p.set(vips)
+			s.set(vips)
 		} else {
-			a.closeResponder(p)
+			a.closeSocket(s)
 		}
 	}
-	maps.DeleteFunc(a.failures, func(key responderKey, _ *failure) bool { return a.want[key] == nil || a.unfit[key] != nil })
+	maps.DeleteFunc(a.failures, func(key socketKey, _ *failure) bool { return a.want[key] == nil || a.unfit[key] != nil })
 	for key, vips := range a.want {
-		if f := a.failures[key]; a.responders[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
+		if f := a.failures[key]; a.sockets[key] != nil || a.unfit[key] != nil || f != nil && time.Until(f.until) > 0 {
 			continue
 		}
 		if err := a.open(ctx, key, a.toProbe(key.name, vips)); err != nil {
@@ -379,10 +385,10 @@ func (a *Announcer) toProbe(name string, vips map[netip.Addr]segment.VIP) map[ne
 	return now
 }
 
-// wanted sets the responders that VIPs and interfaces demand, with their VIPs.
+// wanted sets the sockets that VIPs and interfaces demand, with their VIPs.
 func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	before := a.unfit
-	a.want, a.unfit = map[responderKey]map[netip.Addr]segment.VIP{}, map[responderKey]error{}
+	a.want, a.unfit = map[socketKey]map[netip.Addr]segment.VIP{}, map[socketKey]error{}
 	for _, g := range a.groups {
 		segments := Segments(interfaces, g.interfaces)
 		for _, i := range interfaces {
@@ -402,9 +408,9 @@ func (a *Announcer) wanted(interfaces []netstate.Interface) {
 	}
 }
 
-// demand adds a responder for these VIPs on an interface. ip is the one that has its IP addresses.
+// demand adds a socket for these VIPs on an interface. ip is the one that has its IP addresses.
 func (a *Announcer) demand(p wire.Protocol, i, ip netstate.Interface, vips map[netip.Addr]segment.VIP) {
-	key := responderKey{p, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
+	key := socketKey{p, i.Index, i.Name, wire.Hardware(i.HardwareAddr), ip.Index}
 	if err := fit(p, ip); err != nil {
 		a.unfit[key] = err
 	}
@@ -415,8 +421,8 @@ func (a *Announcer) demand(p wire.Protocol, i, ip netstate.Interface, vips map[n
 	a.want[key] = vips
 }
 
-// fail records that a responder failed after it had worked for lived, and when to open it again.
-func (a *Announcer) fail(key responderKey, err error, lived time.Duration) {
+// fail records that a socket failed after it had worked for lived, and when to open it again.
+func (a *Announcer) fail(key socketKey, err error, lived time.Duration) {
 	if !recoverable(err) {
 		a.fatal = err
 	}
@@ -428,12 +434,12 @@ func (a *Announcer) fail(key responderKey, err error, lived time.Duration) {
 	a.failures[key] = &failure{err: err, delay: min(2*f.delay, lastRetry), until: time.Now().Add(f.delay)}
 }
 
-// retry returns a channel that fires when the next failed responder has to be opened again. Nil: there is
+// retry returns a channel that fires when the next failed socket has to be opened again. Nil: there is
 // none.
 func (a *Announcer) retry() <-chan time.Time {
 	var next *failure
 	for key, f := range a.failures {
-		if a.responders[key] == nil && (next == nil || f.until.Before(next.until)) {
+		if a.sockets[key] == nil && (next == nil || f.until.Before(next.until)) {
 			next = f
 		}
 	}
@@ -443,14 +449,14 @@ func (a *Announcer) retry() <-chan time.Time {
 	return time.After(time.Until(next.until))
 }
 
-func (a *Announcer) closeResponder(r *responder) {
-	r.close()
-	delete(a.responders, r.key)
+func (a *Announcer) closeSocket(s *socket) {
+	s.close()
+	delete(a.sockets, s.key)
 }
 
 func (a *Announcer) closeAll() {
-	for _, p := range a.responders {
-		a.closeResponder(p)
+	for _, s := range a.sockets {
+		a.closeSocket(s)
 	}
 	a.vips, a.want = nil, nil
 	a.publish()

@@ -456,10 +456,10 @@ func TestStuckTwice(t *testing.T) {
 			time.Sleep(d)
 			synctest.Wait()
 		}
-		var machine *responder
-		for _, machine = range w.published.Load().responders {
+		var used *socket
+		for _, used = range w.published.Load().sockets {
 		}
-		machine.owner <- struct{}{} // a task whose frame is stuck
+		used.owner <- struct{}{} // a task whose frame is stuck
 		go w.Status()
 		after(stuckAfter / 2)
 		done := make(chan struct{})
@@ -469,7 +469,7 @@ func TestStuckTwice(t *testing.T) {
 		after(stuckAfter / 2)
 		stuck := make(chan struct{})
 		w.conn("eth0").stuck.Store(&stuck)
-		<-machine.owner
+		<-used.owner
 		after(2 * stuckAfter)
 		select {
 		case <-done:

@@ -47,8 +47,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, reason := range []Reason{NoInterface, NoLinkLocalAddress, InterfaceFailed} {
 		ch <- prometheus.MustNewConstMetric(unannouncedDesc, prometheus.GaugeValue, float64(unannounced[reason]), string(reason))
 	}
-	for key, p := range now.responders {
-		n := p.withheld()
+	for key, s := range now.sockets {
+		n := s.withheld()
 		for _, reason := range []Reason{Probing, AddressConflict, Yielded} {
 			ch <- prometheus.MustNewConstMetric(withheldDesc, prometheus.GaugeValue, float64(n[reason]), key.name, key.protocol.Family(),
 				string(reason))
@@ -78,12 +78,12 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 	}
 }
 
-// counters are the metrics of one responder.
+// counters are the metrics of one socket.
 type counters struct {
 	requests, replies, announcements, conflicts, malformed, openErrors, receiveErrors, sendErrors, groupErrors prometheus.Counter
 }
 
-func (m *metrics) of(key responderKey) counters {
+func (m *metrics) of(key socketKey) counters {
 	on := func(c *prometheus.CounterVec) prometheus.Counter {
 		return c.WithLabelValues(key.name, key.protocol.Family())
 	}

@@ -61,27 +61,27 @@ func groupsOf(vips map[netip.Addr]segment.VIP) map[netip.Addr]bool {
 	return groups
 }
 
-// checkGroups is how often a responder looks whether the kernel is still in its groups. Where IPv6 starts anew on an
+// checkGroups is how often a socket looks whether the kernel is still in its groups. Where IPv6 starts anew on an
 // interface, as after an MTU below 1280, the kernel forgets them. Who joined before, and leaves later, even takes them
 // from who has joined since. Older kernels notify of neither.
 const checkGroups = 5 * time.Second
 
-// join keeps the responder in the groups of its VIPs until ctx ends. It is a task of its own because the
+// join keeps the socket in the groups of its VIPs until ctx ends. It is a task of its own because the
 // kernel may make it wait for others that configure interfaces.
-func (r *responder) join(ctx context.Context) error {
-	defer r.groups.close()
+func (s *socket) join(ctx context.Context) error {
+	defer s.groups.close()
 	check := time.NewTicker(checkGroups)
 	defer check.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.regroup:
+		case <-s.regroup:
 		case <-check.C:
 		}
-		if err := r.groups.set(ctx, groupsOf(*r.vips.Load())); err != nil {
-			r.counters.groupErrors.Inc()
-			return fmt.Errorf("%w on interface %q: %w", errGroups, r.key.name, err)
+		if err := s.groups.set(ctx, groupsOf(*s.vips.Load())); err != nil {
+			s.counters.groupErrors.Inc()
+			return fmt.Errorf("%w on interface %q: %w", errGroups, s.key.name, err)
 		}
 	}
 }

@@ -92,16 +92,16 @@ type VIPStatus struct {
 
 // state is what Run publishes. It is immutable.
 type state struct {
-	vips       map[netip.Addr]*assignment
-	want       map[responderKey]map[netip.Addr]segment.VIP
-	failures   map[responderKey]error // of wanted responders that are not open
-	responders map[responderKey]*responder
+	vips     map[netip.Addr]*assignment
+	want     map[socketKey]map[netip.Addr]segment.VIP
+	failures map[socketKey]error // of wanted sockets that are not open
+	sockets  map[socketKey]*socket
 }
 
 func (a *Announcer) publish() {
-	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), responders: maps.Clone(a.responders)}
+	s := &state{vips: a.vips, want: a.want, failures: maps.Clone(a.unfit), sockets: maps.Clone(a.sockets)}
 	for key, f := range a.failures {
-		if a.responders[key] == nil {
+		if a.sockets[key] == nil {
 			s.failures[key] = f.err
 		}
 	}
@@ -127,9 +127,9 @@ func (a *Announcer) Status() Status {
 	return status
 }
 
-// keys returns the wanted responders by name and family.
-func (s *state) keys() []responderKey {
-	return slices.SortedFunc(maps.Keys(s.want), func(a, b responderKey) int {
+// keys returns the wanted sockets by name and family.
+func (s *state) keys() []socketKey {
+	return slices.SortedFunc(maps.Keys(s.want), func(a, b socketKey) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol.Family(), b.protocol.Family()))
 	})
 }
@@ -142,8 +142,8 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 			continue
 		}
 		var on segment.State
-		if p := s.responders[key]; p != nil {
-			on = p.state(vip)
+		if open := s.sockets[key]; open != nil {
+			on = open.state(vip)
 		}
 		switch {
 		case errors.Is(s.failures[key], errNoLinkLocal):
@@ -171,8 +171,8 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 // on some segment.
 func (a *Announcer) Leaving() int {
 	waiting := map[netip.Addr]bool{}
-	for _, p := range a.published.Load().responders {
-		for _, vip := range p.leaving() {
+	for _, s := range a.published.Load().sockets {
+		for _, vip := range s.leaving() {
 			waiting[vip] = true
 		}
 	}

@@ -10,8 +10,8 @@
 // The files, from the outside in:
 //
 //	segment.go   Machine: events, effects, and the state of a VIP
-//	receive.go   a received frame: answer it, or decide which of two speakers that claim a VIP yields
-//	contest.go   what follows: ask the other speaker, yield, and answer again when it has gone
+//	receive.go   a received frame: who answers a request; the conflict with a foreign host that claims a VIP
+//	contest.go   two speakers that claim a VIP: ask the other one, yield, and answer again when it has gone
 //	probe.go     whether a new address is in use, and when it is free again
 //	queue.go     what has to be sent, and when
 //	announce.go  the announcements of a VIP, and when they are repeated

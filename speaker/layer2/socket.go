@@ -28,9 +28,8 @@ func ListenPacket(i *net.Interface, etherType int, filter []bpf.RawInstruction) 
 	return packet.Listen(i, packet.Raw, etherType, &packet.Config{Filter: filter})
 }
 
-// responderKey identifies a responder. When a part changes, another responder replaces it, and announces
-// everything anew.
-type responderKey struct {
+// socketKey identifies a socket. When a part changes, another socket replaces it, and everything is announced anew.
+type socketKey struct {
 	protocol wire.Protocol
 	index    int
 	name     string
@@ -40,18 +39,18 @@ type responderKey struct {
 	ip int
 }
 
-func (k responderKey) enslaved() bool { return k.ip != k.index }
+func (k socketKey) enslaved() bool { return k.ip != k.index }
 
-// responder is an interface in use by one protocol: a socket and the segment's machine. One task receives,
-// one sends what is due, and one joins the multicast groups in which IPv6 hosts ask.
-type responder struct {
-	key      responderKey
+// socket is a packet socket on an interface, for one protocol, with the segment's machine, which decides what is sent there. One task
+// receives, one sends what is due, and one joins the multicast groups in which IPv6 hosts ask.
+type socket struct {
+	key      socketKey
 	conn     net.PacketConn
 	groups   joinedGroups
 	received func(index int) (uint64, error)
 	opened   time.Time
 	counters counters
-	note     func(responderKey, segment.Note)
+	note     func(socketKey, segment.Note)
 
 	// owner is full while a task uses the machine and sends its frames. It is a channel and not a mutex,
 	// so that a task can stop waiting for it when a frame is stuck.
@@ -69,8 +68,8 @@ type responder struct {
 	err    error         // why it ended; valid after it was sent to exited
 }
 
-// open opens a responder and starts its tasks.
-func (a *Announcer) open(ctx context.Context, key responderKey, vips map[netip.Addr]segment.VIP) error {
+// open opens a socket and starts its tasks.
+func (a *Announcer) open(ctx context.Context, key socketKey, vips map[netip.Addr]segment.VIP) error {
 	etherType, filter := key.protocol.Socket(key.mac)
 	if key.enslaved() {
 		etherType = unix.ETH_P_ALL // other sockets do not see the frames of a port: its master takes them before
@@ -85,95 +84,94 @@ func (a *Announcer) open(ctx context.Context, key responderKey, vips map[netip.A
 		return fmt.Errorf("open a socket on interface %q: %w", key.name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := a.newResponder(key, conn)
-	r.cancel = cancel
-	r.step(a.around)
-	r.set(vips)
-	a.responders[key] = r
-	a.running.Go(func() { r.run(ctx, a.exited) })
+	s := a.newSocket(key, conn)
+	s.cancel = cancel
+	s.step(a.around)
+	s.set(vips)
+	a.sockets[key] = s
+	a.running.Go(func() { s.run(ctx, a.exited) })
 	return nil
 }
 
-func (a *Announcer) newResponder(key responderKey, conn net.PacketConn) *responder {
+func (a *Announcer) newSocket(key socketKey, conn net.PacketConn) *socket {
 	c := segment.Config{Protocol: key.protocol, Self: key.mac, Keys: a.options.Keys}
 	rand.Read(c.Secret[:]) //nolint:errcheck // never fails
-	r := &responder{
+	s := &socket{
 		key: key, conn: conn, received: a.options.Received, opened: time.Now(),
 		groups:   joinedGroups{index: key.ip, open: a.options.Groups, kernel: a.options.Joined, joined: map[netip.Addr]GroupSocket{}},
 		counters: a.metrics.of(key), note: a.note,
 		owner: make(chan struct{}, 1), machine: segment.New(c, time.Now()),
 		woken: make(chan struct{}, 1), regroup: make(chan struct{}, 1), silent: make(chan struct{}),
 	}
-	r.vips.Store(&map[netip.Addr]segment.VIP{})
-	return r
+	s.vips.Store(&map[netip.Addr]segment.VIP{})
+	return s
 }
 
-// run runs the responder's tasks until one fails or ctx ends. If one fails, it sends the responder to
-// exited.
-func (r *responder) run(ctx context.Context, exited chan<- *responder) {
+// run runs the socket's tasks until one fails or ctx ends. If one fails, it sends the socket to exited.
+func (s *socket) run(ctx context.Context, exited chan<- *socket) {
 	group, gctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return r.join(gctx) })
+	group.Go(func() error { return s.join(gctx) })
 	senders, sctx := errgroup.WithContext(gctx)
-	senders.Go(r.receive)
-	senders.Go(func() error { r.announce(sctx); return nil })
-	senders.Go(func() error { <-sctx.Done(); return r.conn.Close() })
-	group.Go(func() error { defer close(r.silent); return senders.Wait() })
-	r.err = group.Wait()
+	senders.Go(s.receive)
+	senders.Go(func() error { s.announce(sctx); return nil })
+	senders.Go(func() error { <-sctx.Done(); return s.conn.Close() })
+	group.Go(func() error { defer close(s.silent); return senders.Wait() })
+	s.err = group.Wait()
 	if ctx.Err() == nil {
 		select {
-		case exited <- r:
+		case exited <- s:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// close ends the responder's tasks and waits until they do not send any more. Leaving the groups may take
+// close ends the socket's tasks and waits until they do not send any more. Leaving the groups may take
 // longer.
-func (r *responder) close() {
-	r.cancel()
-	<-r.silent
+func (s *socket) close() {
+	s.cancel()
+	<-s.silent
 }
 
-// set replaces the VIPs of the responder. When it returns, nothing is sent for the others any more.
-func (r *responder) set(vips map[netip.Addr]segment.VIP) {
-	defer notify.Wake(r.regroup) // also with the same VIPs: the kernel may have forgotten their groups
-	if maps.Equal(*r.vips.Load(), vips) {
+// set replaces the VIPs of the socket. When it returns, nothing is sent for the others any more.
+func (s *socket) set(vips map[netip.Addr]segment.VIP) {
+	defer notify.Wake(s.regroup) // also with the same VIPs: the kernel may have forgotten their groups
+	if maps.Equal(*s.vips.Load(), vips) {
 		return
 	}
-	r.vips.Store(&vips)
-	r.step(segment.Assigned{VIPs: vips})
+	s.vips.Store(&vips)
+	s.step(segment.Assigned{VIPs: vips})
 }
 
 // receive hands frames to the machine until the socket is closed.
-func (r *responder) receive() error {
+func (s *socket) receive() error {
 	buf := make([]byte, 1514) // ARP packets have 60 bytes; NDP packets may have options
 	for {
-		n, _, err := r.conn.ReadFrom(buf)
+		n, _, err := s.conn.ReadFrom(buf)
 		if err != nil {
-			r.counters.receiveErrors.Inc()
-			return fmt.Errorf("receive on interface %q: %w", r.key.name, err)
+			s.counters.receiveErrors.Inc()
+			return fmt.Errorf("receive on interface %q: %w", s.key.name, err)
 		}
-		r.handle(buf[:n])
+		s.handle(buf[:n])
 	}
 }
 
-func (r *responder) handle(frame []byte) {
-	r.owner <- struct{}{}
-	r.stepAndLeave(segment.Received{Frame: frame})
+func (s *socket) handle(frame []byte) {
+	s.owner <- struct{}{}
+	s.stepAndLeave(segment.Received{Frame: frame})
 }
 
 // announce sends what is due, until ctx ends.
-func (r *responder) announce(ctx context.Context) {
+func (s *socket) announce(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
-		case <-r.woken:
+		case <-s.woken:
 		}
 		for ctx.Err() == nil {
-			next, waiting := r.sendDue()
+			next, waiting := s.sendDue()
 			if wait := time.Until(next); !waiting || wait > 0 {
 				if waiting {
 					timer.Reset(wait)
@@ -185,20 +183,20 @@ func (r *responder) announce(ctx context.Context) {
 }
 
 // sendDue sends what is due, and returns when something is due next.
-func (r *responder) sendDue() (next time.Time, waiting bool) {
-	r.owner <- struct{}{}
+func (s *socket) sendDue() (next time.Time, waiting bool) {
+	s.owner <- struct{}{}
 	now := time.Now()
-	if next, waiting = r.machine.Next(); !waiting || next.After(now) {
-		r.alarm = next
-		<-r.owner
+	if next, waiting = s.machine.Next(); !waiting || next.After(now) {
+		s.alarm = next
+		<-s.owner
 		return next, waiting
 	}
 	events := []segment.Event{segment.Due{}}
-	if r.received != nil && r.machine.WantsCount(now) {
-		frames, err := r.received(r.key.index)
+	if s.received != nil && s.machine.WantsCount(now) {
+		frames, err := s.received(s.key.index)
 		events = []segment.Event{segment.Counted{Frames: frames, Known: err == nil}, segment.Due{}}
 	}
-	r.stepAndLeave(events...)
+	s.stepAndLeave(events...)
 	return time.Time{}, true
 }
 
@@ -206,75 +204,75 @@ func (r *responder) sendDue() (next time.Time, waiting bool) {
 // is stuck in a full transmit queue.
 const stuckAfter = 10 * time.Millisecond
 
-// own makes the caller the owner of the machine until it reads from r.owner.
-func (r *responder) own() {
+// own makes the caller the owner of the machine until it reads from s.owner.
+func (s *socket) own() {
 	select {
-	case r.owner <- struct{}{}:
+	case s.owner <- struct{}{}:
 		return
 	default:
 	}
 	for {
 		select {
-		case r.owner <- struct{}{}:
-			_ = r.conn.SetWriteDeadline(time.Time{})
+		case s.owner <- struct{}{}:
+			_ = s.conn.SetWriteDeadline(time.Time{})
 			return
 		case <-time.After(stuckAfter): // again, because the frame of another task may be stuck by now
-			_ = r.conn.SetWriteDeadline(time.Now())
+			_ = s.conn.SetWriteDeadline(time.Now())
 		}
 	}
 }
 
 // step hands an event to the machine.
-func (r *responder) step(e segment.Event) {
-	r.own()
-	r.stepAndLeave(e)
+func (s *socket) step(e segment.Event) {
+	s.own()
+	s.stepAndLeave(e)
 }
 
 // stepAndLeave hands events to the machine and releases it. The caller has to own the machine.
-func (r *responder) stepAndLeave(events ...segment.Event) {
+func (s *socket) stepAndLeave(events ...segment.Event) {
 	var notes []segment.Note
 	for _, e := range events {
-		effects := r.machine.Step(e, time.Now())
-		r.send(effects)
+		effects := s.machine.Step(e, time.Now())
+		s.send(effects)
 		notes = append(notes, effects.Notes...)
 	}
-	if next, waiting := r.machine.Next(); waiting && (r.alarm.IsZero() || next.Before(r.alarm)) {
-		notify.Wake(r.woken)
+	if next, waiting := s.machine.Next(); waiting && (s.alarm.IsZero() || next.Before(s.alarm)) {
+		notify.Wake(s.woken)
 	}
-	<-r.owner
+	<-s.owner
 	for _, n := range notes {
-		r.note(r.key, n)
+		s.note(s.key, n)
 	}
 }
 
 // send sends and counts the effects of the machine.
-func (r *responder) send(e *segment.Effects) {
+func (s *socket) send(e *segment.Effects) {
 	for _, f := range e.Frames {
 		// An error is only counted: either it is temporary, or the task that receives fails, too.
-		if _, err := r.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-			r.counters.sendErrors.Inc()
+		if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+			s.counters.sendErrors.Inc()
 		}
 	}
-	r.counters.add(e)
+	s.counters.add(e)
 }
 
 // state returns the state of a VIP.
-func (r *responder) state(vip netip.Addr) segment.State {
-	r.own()
-	defer func() { <-r.owner }()
-	return r.machine.State(vip)
+func (s *socket) state(vip netip.Addr) segment.State {
+	s.own()
+	defer func() { <-s.owner }()
+	return s.machine.State(vip)
 }
 
 // leaving returns the leaving VIPs for which this node still answers.
-func (r *responder) leaving() []netip.Addr {
-	r.own()
-	defer func() { <-r.owner }()
-	return r.machine.Leaving()
+func (s *socket) leaving() []netip.Addr {
+	s.own()
+	defer func() { <-s.owner }()
+	return s.machine.Leaving()
 }
 
 // withheld returns how many VIPs are not announced, by reason.
-func (r *responder) withheld() map[Reason]int {
-	r.own()
-	defer func() { <-r.owner }()
-	return r.machine.Withheld()
+func (s *socket) withheld() map[Reason]int {
+	s.own()
+	defer func() { <-s.owner }()
+	return s.machine.Withheld()
 }
