@@ -403,7 +403,7 @@ func TestStatus(t *testing.T) {
 			{Name: "eth0", Family: "IPv4", HardwareAddr: hw, VIPs: 1},
 			{Name: "eth0", Family: "IPv6", HardwareAddr: hw, VIPs: 1},
 		}, s.Interfaces)
-		want := "# HELP lodestone_layer2_owned_vips VIPs that this node owns on the local segment.\n" +
+		want := "# HELP lodestone_layer2_owned_vips VIPs that this node owns on the local segment, also those that leave it or arrive.\n" +
 			"# TYPE lodestone_layer2_owned_vips gauge\nlodestone_layer2_owned_vips 2\n"
 		if err := testutil.GatherAndCompare(w.registry, strings.NewReader(want), metricOwned); err != nil {
 			t.Error(err)

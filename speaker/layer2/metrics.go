@@ -64,7 +64,7 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 		return c
 	}
 	r.MustRegister(collector{a}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: metricOwned, Help: "VIPs that this node owns on the local segment."}, owned))
+		Name: metricOwned, Help: "VIPs that this node owns on the local segment, also those that leave it or arrive."}, owned))
 	return &metrics{
 		requests:      counter(metricRequests, "Requests for the address of a VIP that this node owns."),
 		replies:       counter(metricReplies, "Requests answered."),

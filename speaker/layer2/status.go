@@ -68,7 +68,7 @@ type InterfaceStatus struct {
 	// Family is IPv4 or IPv6.
 	Family       string
 	HardwareAddr string
-	// VIPs is the number of VIPs announced on the interface.
+	// VIPs is the number of VIPs that belong on the interface, announced there or not.
 	VIPs int
 	// Error is why the interface cannot be used. The announcer tries again.
 	Error string

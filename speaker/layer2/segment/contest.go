@@ -137,7 +137,7 @@ func (m *Machine) askChallenged(p pending) [][]byte {
 	case v.reason == Yielded && v.by == p.to:
 		return nil // it has answered
 	case p.asked == challenges && (v.reason == Yielded || p.answered):
-		return nil // to a third speaker, to which the silent one may have yielded, too; or that one had the VIP, and has given it up
+		return nil // This node has yielded to a third speaker; or the silent one had the VIP and has given it up since.
 	case p.asked == challenges:
 		m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""})
 		m.defend(v, m.now)
