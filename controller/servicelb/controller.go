@@ -267,7 +267,8 @@ func (c *Controller) enqueue(before, obj any, gone bool) {
 		c.ledger.ledger.SeeForeign(svc, gone)
 		c.ledger.close()
 	}
-	if ok1 && ok2 && (c.Scope.Covers(svc) || c.Scope.Covers(was) || c.Scope.LeftBehind(svc)) {
+	ours := func(svc *corev1.Service) bool { return c.Scope.Covers(svc) || c.Scope.LeftBehind(svc) }
+	if ok1 && ok2 && (ours(svc) || ours(was)) { // may be two of one name
 		c.queue.Add(ledger.NameOf(svc))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +14,9 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 )
+
+// errGone is returned for an old object of a Service that was deleted and created again.
+var errGone = errors.New("the Service is gone, and there is another one of its name")
 
 // reconcile brings one Service, by "namespace/name", into step with the
 // ledger.
@@ -28,7 +32,10 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case c.Scope.Serves(svc):
 		return c.serve(ctx, svc)
 	}
-	l, _ := c.ledger.open()
+	l, _, err := c.openFor(ctx, svc)
+	if err != nil {
+		return err
+	}
 	held, _ := l.Holds(svc)
 	leaseOver := l.LeaseOver(svc)
 	c.ledger.close()
@@ -49,7 +56,10 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 		c.queue.AddAfter(name, namespaceRetry) // without its labels other pools are open to it
 		return nil
 	}
-	v := c.ensure(svc)
+	v, err := c.ensure(ctx, svc)
+	if err != nil {
+		return err
+	}
 	if len(v.Held) == 0 && (v.Undecided || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to write yet
 	}
@@ -142,13 +152,36 @@ func (c *Controller) freeNow(name, uid string, shows *corev1.Service) {
 }
 
 // ensure asks the ledger.
-func (c *Controller) ensure(svc *corev1.Service) ledger.Verdict {
+func (c *Controller) ensure(ctx context.Context, svc *corev1.Service) (ledger.Verdict, error) {
 	labels := c.Namespaces.Labels(svc.Namespace)
-	l, now := c.ledger.open()
+	l, now, err := c.openFor(ctx, svc)
+	if err != nil {
+		return ledger.Verdict{}, err
+	}
 	v := l.Ensure(svc, labels, now)
 	c.ledger.close()
 	c.emit.left(svc, v.Left)
-	return v
+	return v, nil
+}
+
+// openFor returns the ledger once what a former incarnation of the Service held has been taken back, as from every Service
+// that is gone. Without an error it is the caller's until close.
+func (c *Controller) openFor(ctx context.Context, svc *corev1.Service) (*ledger.Ledger, time.Time, error) {
+	name := ledger.NameOf(svc)
+	for {
+		l, now := c.ledger.open()
+		former := l.Former(svc)
+		if former == "" {
+			return l, now, nil
+		}
+		c.ledger.close()
+		if current, err := c.get(name); err == nil && string(current.UID) == former {
+			return nil, now, errGone
+		}
+		if err := c.free(ctx, name, former); err != nil {
+			return nil, now, err
+		}
+	}
 }
 
 // recordEnds records when quarantines end by the configuration in force. If it fails, the next

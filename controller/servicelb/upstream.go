@@ -32,7 +32,10 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 	if !c.Namespaces.Known(svc.Namespace) {
 		return nil, errNamespace
 	}
-	v := c.ensure(svc)
+	v, err := c.ensure(ctx, svc)
+	if err != nil {
+		return nil, err
+	}
 	// The queue looks at the Service as it is by then. If it is gone, its addresses are freed.
 	defer c.queue.Add(ledger.NameOf(svc))
 	if err := c.record(ctx, v.Records); err != nil {

@@ -193,6 +193,9 @@ func (r *replica) reconcile(name string) {
 	switch {
 	case svc == nil:
 		r.release(name)
+	case r.ledger.Former(svc) != "":
+		r.due[name] = true // once what that one held has been taken back
+		r.release(name)
 	case scope.Serves(svc):
 		v := r.ledger.Ensure(svc, nil, now)
 		if len(v.Held) > 0 || !v.Undecided && (!v.Asked || scope.LeftBehind(svc)) {

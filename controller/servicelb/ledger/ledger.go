@@ -121,13 +121,23 @@ func (l *Ledger) Effects() Effects {
 	return e
 }
 
+// Former returns the UID of another Service of the same name that the ledger knows: that one was deleted, and this one
+// created. Empty: there is none.
+func (l *Ledger) Former(svc *corev1.Service) (uid string) {
+	if a := l.accounts[NameOf(svc)]; a != nil && a.owner.UID != string(svc.UID) {
+		return a.owner.UID
+	}
+	return ""
+}
+
 // Ensure makes the Service hold what it asks for, as far as possible. Make the Records of the
 // verdict durable, write the object, and then call Settle: only that frees the addresses that
-// the Service gave back. The labels are those of its namespace.
+// the Service gave back. A Former one is to be released before, since these Records have nothing
+// of what it held. The labels are those of the Service's namespace.
 func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.Time) Verdict {
 	req, refusal := RequestOf(svc, labels, l.dialects)
-	if a := l.accounts[req.Owner.Name]; a != nil && a.owner.UID != req.Owner.UID {
-		l.close(a, now)
+	if former := l.Former(svc); former != "" {
+		l.Release(req.Owner.Name, former, now)
 	}
 	a, first := l.accounts.open(svc)
 	if first {
