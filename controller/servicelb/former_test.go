@@ -136,3 +136,33 @@ func TestAStaleServiceTakesNothingFromItsSuccessor(t *testing.T) {
 		t.Errorf("the Service, which was provided for, holds %v", held)
 	}
 }
+
+// Kubernetes' own service controller does not wait for the queue. The new Service of the name may come while the record about the
+// former one is being written.
+func TestAServiceThatIsCreatedWhileTheFormerOneIsFreed(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.Upstream = true
+	s.server.create("default/web", s.clock)
+	s.see("default/web")
+	if _, err := s.Provide(t.Context(), s.server.get("default/web")); err != nil {
+		t.Fatal(err)
+	}
+	s.run()
+	s.server.update("default/web", func(svc *corev1.Service) { svc.Finalizers = nil })
+	s.server.delete("default/web", s.clock)
+	s.see("default/web")
+	s.Quarantine = &meanwhile{s, func() {
+		s.server.create("default/web", s.clock)
+		s.see("default/web")
+		if _, err := s.Provide(t.Context(), s.server.get("default/web")); err != nil {
+			t.Error(err)
+		}
+	}}
+	if err := s.reconcile(t.Context(), "default/web"); err != nil {
+		t.Error(err)
+	}
+	if held := s.Holds(s.server.get("default/web")); len(held) != 1 {
+		t.Errorf("the Service, which was provided for, holds %v", held)
+	}
+}

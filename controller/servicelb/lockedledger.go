@@ -53,6 +53,13 @@ func (s *lockedLedger) close() {
 	}
 }
 
+// known returns the UID of the Service of this name that the ledger knows. Empty: it knows none.
+func (s *lockedLedger) known(name string) string {
+	l, _ := s.open()
+	defer s.close()
+	return l.Known(name)
+}
+
 // departing returns the addresses that go into quarantine once the Service has given them back.
 func (s *lockedLedger) departing(name, uid string) []quarantinestore.Record {
 	l, now := s.open()

@@ -21,10 +21,11 @@ var errGone = errors.New("the Service is gone, and there is another one of its n
 // reconcile brings one Service, by "namespace/name", into step with the
 // ledger.
 func (c *Controller) reconcile(ctx context.Context, name string) error {
+	known := c.ledger.known(name) // before the look: a Service that is created meanwhile keeps what it is given
 	svc, err := c.get(name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return c.free(ctx, name, "")
+		return c.free(ctx, name, known)
 	case err != nil:
 		return err
 	case c.leavesToUpstream(svc):
@@ -45,7 +46,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case c.Scope.LeftBehind(svc) || len(held) > 0:
 		return c.unpublish(ctx, svc)
 	default:
-		return c.free(ctx, name, "")
+		return c.free(ctx, name, known)
 	}
 }
 
@@ -126,9 +127,13 @@ func (c *Controller) unpublish(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// free takes back the addresses of a Service that is gone or that Lodestone does not serve;
-// with a UID, those of this incarnation alone.
+// free takes back the addresses of an incarnation of a Service that is gone or that Lodestone does not serve. Without a UID
+// there is none.
 func (c *Controller) free(ctx context.Context, name, uid string) error {
+	if uid == "" {
+		c.repairs.forget(name)
+		return nil
+	}
 	if err := c.record(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
@@ -136,7 +141,7 @@ func (c *Controller) free(ctx context.Context, name, uid string) error {
 	return nil
 }
 
-// freeNow has the ledger free what the Service holds, or only this incarnation of it, once the records are durable. What
+// freeNow has the ledger free what this incarnation of the Service holds, once the records are durable. What
 // it still shows is in use: nobody else gets it in between. Nil: it shows nothing.
 func (c *Controller) freeNow(name, uid string, shows *corev1.Service) {
 	c.repairs.forget(name)

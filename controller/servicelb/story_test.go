@@ -332,6 +332,33 @@ func (e *events) take() []string {
 	return all
 }
 
+// meanwhile is an API and a QuarantineStore of a story in which something happens before the next write.
+type meanwhile struct {
+	*story
+	happens func()
+}
+
+func (m *meanwhile) act() {
+	if happens := m.happens; happens != nil {
+		m.happens = nil
+		happens()
+	}
+}
+
+func (m *meanwhile) PatchStatus(ctx context.Context, namespace, name string, patch []byte) error {
+	m.act()
+	return m.server.PatchStatus(ctx, namespace, name, patch)
+}
+
+func (m *meanwhile) Load(ctx context.Context) ([]quarantinestore.Record, error) {
+	return m.shelf.Load(ctx)
+}
+
+func (m *meanwhile) Keep(ctx context.Context, records ...quarantinestore.Record) error {
+	m.act()
+	return m.shelf.Keep(ctx, records...)
+}
+
 // informed is a ServiceInformer over a plain index.
 type informed struct {
 	coreinformers.ServiceInformer

@@ -121,11 +121,19 @@ func (l *Ledger) Effects() Effects {
 	return e
 }
 
+// Known returns the UID of the Service of this name that the ledger knows. Empty: it knows none.
+func (l *Ledger) Known(name string) (uid string) {
+	if a := l.accounts[name]; a != nil {
+		return a.owner.UID
+	}
+	return ""
+}
+
 // Former returns the UID of another Service of the same name that the ledger knows: that one was deleted, and this one
 // created. Empty: there is none.
 func (l *Ledger) Former(svc *corev1.Service) (uid string) {
-	if a := l.accounts[NameOf(svc)]; a != nil && a.owner.UID != string(svc.UID) {
-		return a.owner.UID
+	if known := l.Known(NameOf(svc)); known != string(svc.UID) {
+		return known
 	}
 	return ""
 }
