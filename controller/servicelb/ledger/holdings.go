@@ -78,16 +78,16 @@ func (h *holdings) settle(a *account, shows []ipam.Held, now time.Time) (freed [
 	return freed
 }
 
-// departing returns the addresses that go into quarantine once the owner has given them back.
-// Those that others hold, too, do not. all is set when the owner gives back everything.
+// departing returns the addresses that go into quarantine once the owner has given them back. Those that others hold, too,
+// are among them: the others may be about to give them back as well, and then nobody knows who is the last. A record of an
+// address that is held means nothing. all is set when the owner gives back everything.
 func (h *holdings) departing(a *account, all bool, now time.Time) (records []quarantinestore.Record) {
 	held := h.Holds(a.leaving.UID)
 	if all {
 		held = append(held, h.Holds(a.owner.UID)...)
 	}
 	for _, g := range held {
-		shared := slices.ContainsFunc(h.HoldersOf(g.Addr), func(other ipam.Owner) bool { return other.Name != a.owner.Name })
-		if length := h.QuarantineOf(g.Addr); length > 0 && !shared {
+		if length := h.QuarantineOf(g.Addr); length > 0 {
 			records = append(records, quarantinestore.Record{Addr: g.Addr, Service: a.owner.Name, Since: now, Until: now.Add(length)})
 		}
 	}
