@@ -79,6 +79,9 @@ func (s *lockedLedger) foreign(svc *corev1.Service) []netip.Addr {
 func (s *lockedLedger) inQuarantine() (records []quarantinestore.Record) {
 	l, now := s.open()
 	defer s.close()
+	if l.Config == nil {
+		return nil
+	}
 	for _, q := range l.InQuarantine(now) {
 		records = append(records, quarantinestore.Record{Addr: q.Addr, Service: q.Name, Since: q.Since, Until: q.Until})
 	}

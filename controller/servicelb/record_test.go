@@ -1,7 +1,9 @@
 package servicelb
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 )
@@ -50,4 +52,26 @@ func TestSharersThatMoveTogetherLeaveARecord(t *testing.T) {
 	s.has("a", "203.0.113.12", "True Allocated")
 	s.has("b", "203.0.113.13", "True Allocated")
 	s.onRecord("203.0.113.10", true)
+}
+
+// Nobody knows how long the quarantine is then. It counts from the release all the same.
+func TestWhatIsFreedWithoutAConfigurationIsOnRecord(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.config.config = nil
+	s.config.put(nil, errors.New("broken"))
+	s.restart()
+	s.run()
+	s.deletes("web")
+	if s.server.get("default/web") != nil {
+		t.Error("the Service is still there")
+	}
+	s.config.set(lan)
+	s.restart()
+	s.creates("other")
+	s.has("other", "203.0.113.11", "True Allocated")
+	s.pass(time.Minute) // and no longer than the configuration has it
+	s.creates("another")
+	s.has("another", "203.0.113.10", "True Allocated")
 }

@@ -22,6 +22,9 @@ const (
 	// without any gets.
 	DefaultAdvertisement = "default"
 
+	// LongestQuarantine is the most that a pool's keepFor may be, which is more than quarantine may be.
+	LongestQuarantine = maxKeepFor
+
 	maxQuarantine = 24 * time.Hour
 	maxKeepFor    = 30 * 24 * time.Hour
 	maxQuota      = 1_000_000

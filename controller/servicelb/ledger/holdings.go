@@ -8,6 +8,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
 // holdings is what is allocated: which Service holds which addresses. What a Service
@@ -87,7 +88,7 @@ func (h *holdings) departing(a *account, all bool, now time.Time) (records []qua
 		held = append(held, h.Holds(a.owner.UID)...)
 	}
 	for _, g := range held {
-		if length := h.QuarantineOf(g.Addr); length > 0 {
+		if length := min(h.QuarantineOf(g.Addr), config.LongestQuarantine); length > 0 {
 			records = append(records, quarantinestore.Record{Addr: g.Addr, Service: a.owner.Name, Since: now, Until: now.Add(length)})
 		}
 	}

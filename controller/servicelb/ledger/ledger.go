@@ -242,9 +242,10 @@ func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, no
 // InQuarantine returns the addresses in quarantine, in the order of their release.
 func (l *Ledger) InQuarantine(now time.Time) []ipam.Quarantined { return l.held.InQuarantine(now) }
 
-// Departing returns what has to be durable before Release, for the same name and UID.
+// Departing returns what has to be durable before Release, for the same name and UID. Without a configuration nobody knows how
+// long the quarantine is, and the records have the longest one: how long it is counts when a configuration is there.
 func (l *Ledger) Departing(name, uid string, now time.Time) []quarantinestore.Record {
-	if a := l.accounts.of(name, uid); a != nil && l.Config != nil {
+	if a := l.accounts.of(name, uid); a != nil {
 		return l.held.departing(a, true, now)
 	}
 	return nil
