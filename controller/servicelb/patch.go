@@ -109,6 +109,14 @@ func (o object) patch(svc *corev1.Service, now metav1.Time) []byte {
 	if len(meta)+len(status) == 0 {
 		return nil
 	}
+	return patchOf(svc, meta, status)
+}
+
+// unchanged returns the patch that changes nothing. The API server refuses it, too, if the Service has changed in the meantime.
+func unchanged(svc *corev1.Service) []byte { return patchOf(svc, map[string]any{}, map[string]any{}) }
+
+// patchOf returns a patch of this version of the Service.
+func patchOf(svc *corev1.Service, meta, status map[string]any) []byte {
 	meta["uid"], meta["resourceVersion"] = svc.UID, svc.ResourceVersion
 	body, err := json.Marshal(map[string]any{"metadata": meta, "status": status})
 	if err != nil {

@@ -74,6 +74,9 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 			return nil
 		}
 	}
+	if body == nil && len(v.GivenBack) > 0 {
+		body = unchanged(svc) // the object may be an old one, and the present one show what is about to be freed
+	}
 	if err := c.record(ctx, v.Records); err != nil {
 		return err
 	}

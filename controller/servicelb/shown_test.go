@@ -114,3 +114,31 @@ func TestWhatIsLeftInAStatusIsInUse(t *testing.T) {
 	s.deletes("web")
 	s.has("next", "203.0.113.10", "True Allocated")
 }
+
+// The controller has moved a Service and has not seen yet that its object shows that, when it moves it back: the object that it
+// knows is as it should be. What it has freed by that must not go to another Service while the present one shows it.
+func TestAnAnswerOnAnOldObjectFreesNothing(t *testing.T) {
+	t.Parallel()
+	const pools = "quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19]}\n"
+	s := newStory(t)
+	s.configure("compatibility: [kube-vip]\n" + pools)
+	s.creates("web", annotated("kube-vip.io/loadbalancerIPs", "203.0.113.10"), annotated("metallb.io/loadBalancerIPs", "203.0.113.11"))
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.config.set("compatibility: [metallb]\n" + pools)
+	for s.stale = true; s.once(); {
+	}
+	s.has("web", "203.0.113.11", "True Allocated")
+	s.config.set("compatibility: [kube-vip]\n" + pools)
+	s.server.create("default/other", s.clock, annotated(annotation.Addresses, "203.0.113.11"))
+	s.see("default/other")
+	s.stale = true
+	for range 20 {
+		s.once()
+		s.see("default/other")
+	}
+	s.unique()
+	s.run()
+	s.unique()
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.has("other", "203.0.113.11", "True Allocated")
+}

@@ -213,7 +213,7 @@ func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []c
 
 // verdict is the answer to a request that was met or refused.
 func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, now time.Time) Verdict {
-	v := Verdict{Held: l.held.Holds(a.owner.UID), Refusal: refusal}
+	v := Verdict{Held: l.held.Holds(a.owner.UID), Refusal: refusal, GivenBack: Addrs(l.held.Holds(a.leaving.UID))}
 	if len(v.Held) == 0 {
 		v.Foreign = a.foreign
 	}

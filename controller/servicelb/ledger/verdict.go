@@ -41,6 +41,8 @@ type Verdict struct {
 	// Records have to be durable before the Service's object shows what it holds now:
 	// what it has given back goes into quarantine then.
 	Records []quarantinestore.Record
+	// GivenBack are addresses that the object may still show. Settle frees them.
+	GivenBack []netip.Addr
 }
 
 // waits reports whether a later call may give a better answer, though the
