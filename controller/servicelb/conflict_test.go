@@ -246,6 +246,27 @@ func (s *story) conflicted() (n float64) {
 	return n
 }
 
+// What is withheld already needs no room. The operator is warned only when a report is about more than may be withheld.
+func TestAWithheldAddressThatAServiceHasIsNoReasonToWarn(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools:\n  - {name: lan, addresses: [203.0.113.6/31]}\n") // one may be withheld
+	s.reports("203.0.113.6 withheld")
+	s.creates("web", annotated(annotation.Addresses, "203.0.113.6"))
+	s.has("web", "203.0.113.6", "False AddressConflict")
+	s.tryAgain((*ledger.Ledger).Waiting)
+	assert.Empty(t, s.config.warnings)
+	s.changes("web", unannotated(annotation.Addresses))
+	s.has("web", "203.0.113.7", "True Allocated") // it may leave the other one, which nobody else is given
+	s.tryAgain((*ledger.Ledger).Waiting)
+	assert.Empty(t, s.config.warnings)
+
+	s.reports("203.0.113.6 withheld", "203.0.113.7 withheld")
+	s.has("web", "203.0.113.7", "False AddressConflict") // it stays, since there is no room for the second one
+	s.tryAgain((*ledger.Ledger).Waiting)
+	assert.Len(t, s.config.warnings, 1)
+}
+
 // A node that lies leaves half of what may be withheld of a pool to what other nodes report.
 func TestNodesShareWhatIsWithheldOfAPool(t *testing.T) {
 	t.Parallel()

@@ -40,7 +40,8 @@ func (c *conflicts) follow(facts *clusterfacts.Facts) {
 
 // toLeave returns the conflicts because of which the Service is to leave an address. Those
 // are all of them when it moves anyway. Otherwise they are those over an address that it was
-// given moments ago and that is not announced, if the address can be withheld.
+// given moments ago and that is not announced, if the address can be withheld. If it cannot,
+// the Service stays for that reason, and the operator is warned.
 func (c *conflicts) toLeave(a *account, moves bool, now time.Time) (leave []clusterfacts.Conflict) {
 	found := c.about(c.held.Holds(a.owner.UID))
 	if moves || len(found) == 0 {
@@ -53,7 +54,7 @@ func (c *conflicts) toLeave(a *account, moves bool, now time.Time) (leave []clus
 			continue
 		}
 		a.unsettled = append(a.unsettled, d.VIP)
-		if _, ok := c.withheld.room(d, now); ok {
+		if _, ok := c.withheld.findRoom(d, now); ok {
 			leave = append(leave, d)
 		}
 	}

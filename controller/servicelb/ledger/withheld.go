@@ -33,7 +33,7 @@ type withheld struct {
 	// counts are how many there are, by each bound on them. Nil: they are counted when they are
 	// needed next.
 	counts map[bound]int
-	// full are the bounds that are reached, with the most that they allow.
+	// full are the bounds because of which an address was not withheld, with the most that they allow.
 	full map[bound]int
 }
 
@@ -63,7 +63,7 @@ func (w *withheld) add(found []clusterfacts.Conflict, now time.Time) (added bool
 		if _, done := w.addrs[d.VIP]; done {
 			continue
 		}
-		if node, ok := w.room(d, now); ok {
+		if node, ok := w.findRoom(d, now); ok {
 			w.addrs[d.VIP] = withholding{node, now.Add(withholdFor)}
 			w.count(d.VIP, node, now)
 			added = true
@@ -123,24 +123,31 @@ func (w *withheld) lapse() (first time.Time) {
 	return first
 }
 
-// room reports whether the address of the conflict may be withheld, and because of which of the
-// nodes that report it.
-func (w *withheld) room(d clusterfacts.Conflict, now time.Time) (node string, ok bool) {
+// findRoom reports whether the address of the conflict is withheld or may be, and because of which of the
+// nodes that report it. It notes the bounds that are in the way, of which the operator is warned: ask only for
+// an address that is to be withheld.
+func (w *withheld) findRoom(d clusterfacts.Conflict, now time.Time) (node string, ok bool) {
+	if h, done := w.addrs[d.VIP]; done {
+		return h.node, true
+	}
 	s, ok := w.held.StatsOf(d.VIP, now)
+	if !ok {
+		return "", false
+	}
 	most := int(min(s.Size/2, maxWithheld))
-	if !ok || !w.allows(bound{s.Pool, s.Family, ""}, most, now) {
+	if !w.allowsOrNotes(bound{s.Pool, s.Family, ""}, most, now) {
 		return "", false
 	}
 	for _, n := range d.Nodes {
-		if w.allows(bound{node: n}, maxWithheldByNode, now) && w.allows(bound{s.Pool, s.Family, n}, (most+1)/2, now) {
+		if w.allowsOrNotes(bound{node: n}, maxWithheldByNode, now) && w.allowsOrNotes(bound{s.Pool, s.Family, n}, (most+1)/2, now) {
 			return n, true
 		}
 	}
 	return "", false
 }
 
-// allows reports whether less is withheld than the bound allows. If not, the bound is full.
-func (w *withheld) allows(b bound, most int, now time.Time) bool {
+// allowsOrNotes reports whether less is withheld than the bound allows. If not, it notes that the bound is full.
+func (w *withheld) allowsOrNotes(b bound, most int, now time.Time) bool {
 	if w.counts == nil {
 		w.counts = map[bound]int{}
 		for addr, h := range w.addrs {
