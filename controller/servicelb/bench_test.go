@@ -100,7 +100,7 @@ func large(b *testing.B, waiting int) *story {
 	for s.once() {
 	}
 	require.Equal(b, wrote, s.server.patches, "the controller has settled")
-	require.Len(b, s.waiting(), max(0, waiting-1))
+	require.Len(b, s.due(), max(0, waiting-1))
 	return s
 }
 
@@ -129,7 +129,7 @@ func BenchmarkConfigEdit(b *testing.B) {
 				b.Fatal(err, change.Diff(before, cfg))
 			}
 			s.config.put(cfg, nil)
-			due := s.waiting()
+			due := s.due()
 			s.warn(s.machine().Overrun())
 			if len(due) != affected {
 				b.Fatalf("%d Services are due, want %d", len(due), affected)
@@ -183,7 +183,7 @@ func benchEnsure(b *testing.B, s *story) {
 
 func benchRefuse(b *testing.B, s *story) {
 	var services []*corev1.Service
-	for _, name := range s.waiting() {
+	for _, name := range s.due() {
 		services = append(services, s.server.get(name))
 	}
 	for i := 0; b.Loop(); i++ {
@@ -204,10 +204,10 @@ func benchReconcile(b *testing.B, s *story) {
 }
 
 func benchWake(b *testing.B, s *story) {
-	n := len(s.waiting())
+	n := len(s.due())
 	for b.Loop() {
 		s.warn(s.machine().Overrun())
-		if len(s.waiting()) != n {
+		if len(s.due()) != n {
 			b.Fatal(n)
 		}
 	}

@@ -123,10 +123,10 @@ type Controller struct {
 	repairs repairs
 	metrics metrics
 	emit    emitter
-	// warned are the warnings that were given, and examined is the situation that they are
-	// about. Only retryWaiting uses them.
-	warned   []string
-	examined situation
+	// warned are the warnings that were given, and warnedFrom is what they followed from. Only
+	// retryWaiting uses them.
+	warned     []string
+	warnedFrom warningInputs
 }
 
 // New returns a controller that starts with Run; it listens to Services from
@@ -263,9 +263,7 @@ func (c *Controller) enqueue(before, obj any, gone bool) {
 	was, ok1 := before.(*corev1.Service)
 	svc, ok2 := obj.(*corev1.Service)
 	if ok2 {
-		c.ledger.mu.Lock()
-		c.ledger.ledger.SeeForeign(svc, gone)
-		c.ledger.close()
+		c.ledger.seeForeign(svc, gone)
 	}
 	ours := func(svc *corev1.Service) bool { return c.Scope.Covers(svc) || c.Scope.LeftBehind(svc) }
 	if ok1 && ok2 && (ours(svc) || ours(was)) { // may be two of one name
@@ -306,7 +304,7 @@ func (c *Controller) work(ctx context.Context) {
 // labels of a namespace changed, it tries those of the namespace, too. When the configuration or
 // the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
-	due, longer := finder((*ledger.Ledger).Waiting), true
+	due, longer := finder((*ledger.Ledger).Due), true
 	for {
 		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
 		if longer { // after Changed: no configuration is missed
@@ -337,7 +335,7 @@ type finder func(*ledger.Ledger, time.Time) []string
 func finderAfter(config, facts, namespaces <-chan struct{}, labels func(namespace string) map[string]string) finder {
 	switch {
 	case closed(config) || closed(facts):
-		return (*ledger.Ledger).Waiting
+		return (*ledger.Ledger).Due
 	case closed(namespaces):
 		return func(l *ledger.Ledger, now time.Time) []string { return append(l.Relabeled(labels), l.Retry(now)...) }
 	}
@@ -375,8 +373,9 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 // Stats counts what the ledger has. It means little before Primed.
 func (c *Controller) Stats() ledger.Stats { return c.ledger.stats() }
 
-// situation is a configuration in a cluster, of which both are immutable.
-type situation struct {
+// warningInputs are what warnings follow from: a configuration and a cluster, of which both are
+// immutable, and what the ledger has run into.
+type warningInputs struct {
 	config *config.Config
 	facts  *clusterfacts.Facts
 	// overrun are the sentences of Ledger.Overrun.
@@ -387,11 +386,11 @@ type situation struct {
 func (c *Controller) warn(overrun []string) {
 	cfg, _ := c.Config.Current()
 	facts, ready := c.Facts.Current()
-	now := situation{cfg, facts, strings.Join(overrun, "\n")}
-	if cfg == nil || !ready || now == c.examined {
+	now := warningInputs{cfg, facts, strings.Join(overrun, "\n")}
+	if cfg == nil || !ready || now == c.warnedFrom {
 		return
 	}
-	c.examined = now
+	c.warnedFrom = now
 	warnings := append(clusterfacts.Warnings(cfg, facts), overrun...)
 	for _, w := range warnings {
 		if !slices.Contains(c.warned, w) {

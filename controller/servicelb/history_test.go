@@ -275,7 +275,7 @@ func (s *story) restartChangesNothing() {
 // content checks that none of those who wait could be given something, now that
 // the controller has nothing left to do.
 func (s *story) content() {
-	for _, name := range s.waiting() {
+	for _, name := range s.due() {
 		svc := s.server.get(name)
 		before := s.holds(string(svc.UID))
 		if v := s.ensures(svc); !slices.Equal(v.Held, before) {

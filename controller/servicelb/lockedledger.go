@@ -74,6 +74,14 @@ func (s *lockedLedger) foreign(svc *corev1.Service) []netip.Addr {
 	return l.Foreign(svc)
 }
 
+// seeForeign records what a Service of another load balancer shows. The ledger is not opened for that, which would set the
+// allocator up anew for each one that has changed: every Service of the cluster comes by here. The next one who opens it does that.
+func (s *lockedLedger) seeForeign(svc *corev1.Service, gone bool) {
+	s.mu.Lock()
+	defer s.close()
+	s.ledger.SeeForeign(svc, gone)
+}
+
 // inQuarantine returns the addresses in quarantine, with the ends that follow from the
 // configuration in force.
 func (s *lockedLedger) inQuarantine() (records []quarantinestore.Record) {

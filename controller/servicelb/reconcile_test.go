@@ -577,7 +577,7 @@ func TestServiceThatIsGoneWaitsNoMore(t *testing.T) {
 	s.configure(single)
 	s.creates("has")
 	s.creates("waits")
-	require.Equal(t, []string{"default/waits"}, s.waiting())
+	require.Equal(t, []string{"default/waits"}, s.due())
 	s.deletes("waits")
-	require.Empty(t, s.waiting())
+	require.Empty(t, s.due())
 }

@@ -500,7 +500,7 @@ func (s *story) woken() []string {
 	}
 	s.stale = false
 	s.recordEnds(context.Background())
-	return s.waiting()
+	return s.due()
 }
 
 // rotate puts the first Service of the queue last.
@@ -547,7 +547,7 @@ func heldBy(l *ledger.Ledger, uid string) []ipam.Held {
 	held, _ := l.Holds(&corev1.Service{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}})
 	return held
 }
-func (s *story) waiting() []string { return s.machine().Waiting(s.clock) }
+func (s *story) due() []string { return s.machine().Due(s.clock) }
 
 // ensures has the ledger look at a Service, and nothing written.
 func (s *story) ensures(svc *corev1.Service) ledger.Verdict {

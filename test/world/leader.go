@@ -92,7 +92,7 @@ func (r *replica) prime() {
 		r.ledger.Prime(start, r.clock())
 		r.record("%s: has read what Services have", r.name)
 		r.work()
-		r.tryAgain((*ledger.Ledger).Waiting)
+		r.tryAgain((*ledger.Ledger).Due)
 		r.followLeases()
 	})
 }
@@ -118,7 +118,7 @@ func (r *replica) changed(key string) {
 		if facts := factsIn(r.watch.seen); !facts.Equal(r.facts) {
 			r.facts = facts
 		}
-		r.tryAgain((*ledger.Ledger).Waiting)
+		r.tryAgain((*ledger.Ledger).Due)
 		r.followLeases()
 	case kind == "service":
 		if svc := r.service(name); svc != nil {

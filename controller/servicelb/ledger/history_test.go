@@ -212,7 +212,7 @@ func history(t *rapid.T) string {
 		"time": func(t *rapid.T) {
 			c.now = c.now.Add(time.Duration(rapid.IntRange(1, 200).Draw(t, "seconds")) * time.Second)
 		},
-		"waiting": func(*rapid.T) { c.follow(); c.work(c.Waiting(c.now)) },
+		"waiting": func(*rapid.T) { c.follow(); c.work(c.Due(c.now)) },
 		"retry":   func(*rapid.T) { c.follow(); c.say("retry", c.Retry(c.now)) },
 		"restart": func(*rapid.T) {
 			c.leases = map[string]map[string]LeaseState{}

@@ -21,8 +21,10 @@
 //	dhcp.go         DHCP servers lease addresses, or end leases
 //	conflicts.go    another host has an address
 //	withheld.go     which addresses nobody draws for that reason
-//	scope.go        another load balancer serves a Service
+//	foreign.go      another load balancer serves a Service
 //	stats.go        somebody counts
+//
+// names.go has how a Service is called.
 //
 // The Ledger lives in memory. Prime rebuilds it at the start from the objects of the Services.
 package ledger
@@ -64,7 +66,7 @@ type Ledger struct {
 	waiters   waiters
 	leasing   leasing
 	conflicts conflicts
-	foreign   foreigners
+	foreign   foreignServices
 	// retry is set when others may get a better answer now.
 	retry bool
 }
@@ -102,7 +104,7 @@ func New(scope kube.Scope) *Ledger {
 		waiters:   waiters{due: map[*account]struct{}{}, classes: map[class]*btree.BTreeG[*account]{}},
 		leasing:   leasing{held: held, of: map[*account]*lessee{}},
 		conflicts: conflicts{held: held, withheld: newWithheld(held)},
-		foreign:   foreigners{shown: map[string][]netip.Addr{}},
+		foreign:   foreignServices{shown: map[string][]netip.Addr{}},
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // waiters are the Services that may get a better answer.
 type waiters struct {
-	// due has those that Waiting names, unless swept is false: configuration or
+	// due has those that Due names, unless swept is false: configuration or
 	// facts have changed since.
 	due   map[*account]struct{}
 	swept bool
@@ -142,11 +142,11 @@ func (l *Ledger) classOf(a *account) class {
 	return c
 }
 
-// Waiting returns the Services, oldest first, that may get a better answer now, when
+// Due returns the Services, oldest first, that may get a better answer now, when
 // something changed that decisions depend on. These are the Services that wait, those whose
 // addresses joined or left pools, those with an address for which a conflict began or ended,
 // and those whose annotations may mean something else.
-func (l *Ledger) Waiting(now time.Time) []string {
+func (l *Ledger) Due(now time.Time) []string {
 	l.takeStock(now)
 	return namesOf(slices.Collect(maps.Keys(l.waiters.due)))
 }
@@ -169,7 +169,7 @@ func (l *Ledger) Relabeled(labels func(namespace string) map[string]string) []st
 // for one Service only, because only the figures in the refusals of the others would change.
 func (l *Ledger) Retry(now time.Time) []string {
 	if l.takeStock(now) {
-		return l.Waiting(now)
+		return l.Due(now)
 	}
 	if l.Config == nil {
 		return nil
@@ -217,7 +217,7 @@ func (l *Ledger) takeStock(now time.Time) (changed bool) {
 	return true
 }
 
-// NextFree returns when, after the last Retry or Waiting, the next quarantine ends or the next
+// NextFree returns when, after the last Retry or Due, the next quarantine ends or the next
 // withheld address may be drawn. The zero time: never. It is found out then and not now, because
 // the time of some addresses may have come meanwhile.
 func (l *Ledger) NextFree() time.Time { return l.waiters.next }

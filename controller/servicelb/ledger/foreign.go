@@ -13,18 +13,10 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
-// NameOf is "namespace/name", by which people and the ledger know a Service.
-func NameOf(svc *corev1.Service) string { return svc.Namespace + "/" + svc.Name }
-
-// LoadBalancerName is the name of the Service's load balancer in the cloud provider interface.
-func LoadBalancerName(cluster string, svc *corev1.Service) string {
-	return cluster + "-" + svc.Namespace + "-" + svc.Name
-}
-
-// foreigners are the Services that other load balancers serve. What their status
+// foreignServices are the Services that other load balancers serve. What their status
 // shows is in use, and is not handed out. A status is written by load balancers;
 // spec.externalIPs is written by every tenant, and forbids nothing.
-type foreigners struct {
+type foreignServices struct {
 	// shown are the addresses of each, by "namespace/name".
 	shown map[string][]netip.Addr
 	// moved is set when shown has changed since the allocator was configured.
@@ -32,7 +24,7 @@ type foreigners struct {
 }
 
 // set replaces what a Service shows.
-func (f *foreigners) set(name string, addrs []netip.Addr) (changed bool) {
+func (f *foreignServices) set(name string, addrs []netip.Addr) (changed bool) {
 	if slices.Equal(f.shown[name], addrs) {
 		return false
 	}
@@ -43,7 +35,7 @@ func (f *foreigners) set(name string, addrs []netip.Addr) (changed bool) {
 }
 
 // forbidden returns all that is shown, in order.
-func (f *foreigners) forbidden() []clusterfacts.Forbidden {
+func (f *foreignServices) forbidden() []clusterfacts.Forbidden {
 	var all []clusterfacts.Forbidden
 	for _, name := range slices.Sorted(maps.Keys(f.shown)) {
 		for _, addr := range f.shown[name] {
