@@ -178,8 +178,8 @@ func (c *Controller) openFor(ctx context.Context, svc *corev1.Service) (*ledger.
 	name := ledger.NameOf(svc)
 	for {
 		l, now := c.ledger.open()
-		former := l.Former(svc)
-		if former == "" {
+		former := l.Known(name)
+		if former == "" || former == string(svc.UID) {
 			return l, now, nil
 		}
 		c.ledger.close()

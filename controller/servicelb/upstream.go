@@ -72,8 +72,8 @@ func (c *Controller) Holds(svc *corev1.Service) []ipam.Held {
 
 // drivenByUpstream reports whether Kubernetes' own service controller calls Provide and
 // Withdraw for the Service.
-func (c *Controller) drivenByUpstream(svc *corev1.Service) bool {
-	return c.Upstream && svc.Spec.LoadBalancerClass == nil
+func (o *Options) drivenByUpstream(svc *corev1.Service) bool {
+	return o.Upstream && svc.Spec.LoadBalancerClass == nil
 }
 
 // leavesToUpstream reports whether Kubernetes' own service controller is about to call Provide

@@ -190,11 +190,12 @@ func (r *replica) tryAgain(due func(*ledger.Ledger, time.Time) []string) {
 func (r *replica) reconcile(name string) {
 	svc, now := r.service(name), r.clock()
 	r.ledger.Follow(r.situation(), now)
+	known := r.ledger.Known(name)
 	switch {
 	case svc == nil:
 		r.release(name)
-	case r.ledger.Former(svc) != "":
-		r.due[name] = true // once what that one held has been taken back
+	case known != "" && known != string(svc.UID):
+		r.due[name] = true // once what the former one held has been taken back
 		r.release(name)
 	case scope.Serves(svc):
 		v := r.ledger.Ensure(svc, nil, now)

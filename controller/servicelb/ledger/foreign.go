@@ -46,15 +46,6 @@ func (f *foreignServices) forbidden() []clusterfacts.Forbidden {
 	return all
 }
 
-// shown returns what another load balancer gave to a Service that is not served. kube-proxy sends the
-// traffic there as long as the object exists, also if it is being deleted.
-func (l *Ledger) shown(svc *corev1.Service) []netip.Addr {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || l.scope.Serves(svc) {
-		return nil
-	}
-	return l.Foreign(svc)
-}
-
 // Foreign returns the addresses in the Service's status that another load balancer gave. Those that the Service
 // holds are none, whatever its owner has done to the annotation.
 func (l *Ledger) Foreign(svc *corev1.Service) []netip.Addr {
@@ -62,11 +53,12 @@ func (l *Ledger) Foreign(svc *corev1.Service) []netip.Addr {
 }
 
 // SeeForeign records which addresses a Service of another load balancer shows, or that it is
-// gone.
+// gone. kube-proxy sends the traffic there as long as the object exists, also if it is being
+// deleted.
 func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) {
 	var now []netip.Addr
-	if !gone {
-		now = l.shown(svc)
+	if !gone && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && !l.scope.Serves(svc) {
+		now = l.Foreign(svc)
 	}
 	before := l.foreign.shown[NameOf(svc)]
 	if !l.foreign.set(NameOf(svc), now) || l.Config == nil {

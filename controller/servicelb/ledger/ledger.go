@@ -131,23 +131,14 @@ func (l *Ledger) Known(name string) (uid string) {
 	return ""
 }
 
-// Former returns the UID of another Service of the same name that the ledger knows: that one was deleted, and this one
-// created. Empty: there is none.
-func (l *Ledger) Former(svc *corev1.Service) (uid string) {
-	if known := l.Known(NameOf(svc)); known != string(svc.UID) {
-		return known
-	}
-	return ""
-}
-
 // Ensure makes the Service hold what it asks for, as far as possible. Make the Records of the
 // verdict durable, write the object, and then call Settle: only that frees the addresses that
-// the Service gave back. A Former one is to be released before, since these Records have nothing
-// of what it held. The labels are those of the Service's namespace.
+// the Service gave back. If another Service of the name is Known, release that one before, because
+// these Records have nothing of what it held. The labels are those of the Service's namespace.
 func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.Time) Verdict {
 	req, refusal := RequestOf(svc, labels, l.dialects)
-	if former := l.Former(svc); former != "" {
-		l.Release(req.Owner.Name, former, now)
+	if known := l.Known(req.Owner.Name); known != req.Owner.UID {
+		l.Release(req.Owner.Name, known, now)
 	}
 	a, first := l.accounts.open(svc)
 	if first {

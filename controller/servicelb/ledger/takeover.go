@@ -141,7 +141,7 @@ type Duplicate struct {
 // balancers whose Services are being taken over.
 func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 	for _, svc := range s.Services {
-		l.foreign.set(NameOf(svc), l.shown(svc))
+		l.SeeForeign(svc, false)
 	}
 	services := slices.DeleteFunc(slices.Clone(s.Services), func(svc *corev1.Service) bool {
 		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
