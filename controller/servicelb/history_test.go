@@ -265,6 +265,9 @@ func (s *story) restartChangesNothing() {
 		case c == nil || !repaired || len(kube.Leases(svc)) > 0:
 		case !slices.Equal(v.Held, before):
 			s.Fatalf("%s holds %v, after a restart %v", ledger.NameOf(svc), before, v.Held)
+		// A leased address is not shared. Whether a Service with the same key waits because of that, or of the family that its
+		// pools lack, depends on which of the two came first.
+		case svc.Annotations[annotation.SharingKey] != "" && now == string(ipam.AddressReserved):
 		case pending(c.Reason) || pending(now): // which addresses a DHCP server leases is known to its client alone
 		case now != c.Reason:
 			s.Fatalf("%s is told %q, after a restart %q", ledger.NameOf(svc), c.Reason+": "+c.Message, v)
