@@ -74,7 +74,7 @@ lint: ## golangci-lint; builds it on first use, which takes minutes
 TEST = go test -json -count=1 -vet=off -ldflags='-s -w' -toolexec='env GOGC=400'
 PURE = . ./test/world ./pkg/config ./pkg/migrate ./ipam ./controller/servicelb/ledger ./hack/testsum ./inspect/output \
 	./pkg/annotation ./pkg/buildinfo ./pkg/compat ./pkg/config/change ./pkg/diagnose ./pkg/report ./pkg/testcost ./speaker/core \
-	./speaker/detector/watch ./speaker/election ./speaker/layer2/seal ./speaker/layer2/segment ./speaker/membership/keys \
+	./speaker/detector/watch ./speaker/rendezvous ./speaker/layer2/seal ./speaker/layer2/segment ./speaker/membership/keys \
 	./speaker/plan ./speaker/snapshot
 UNIT = status=0; CGO_ENABLED=1 $(TEST) -race -p 3 -parallel 4 -timeout 60m $(ARGS) ./speaker/direct ./speaker/membership \
 		./speaker/layer2 ./speaker/bgp ./speaker/bfd ./controller/dhcp \

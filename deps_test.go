@@ -77,7 +77,7 @@ var mayImport = []struct {
 		"it decides what the announcers do, and knows none of them"},
 	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"},
 		"it looks at the node and at the speaker, and changes neither"},
-	{"speaker/election", nil, "the election is arithmetic over names and addresses"},
+	{"speaker/rendezvous", nil, "the election is arithmetic over names and addresses"},
 	{"speaker/layer2", []string{"pkg/loglimit", "pkg/notify", "pkg/reason", "pkg/report", "speaker/netstate", "speaker/layer2/seal",
 		"speaker/layer2/segment", "speaker/layer2/wire", "speaker/plan"}, "an announcer knows the plan's types and no other announcer"},
 	{"speaker/layer2/segment", []string{"speaker/layer2/seal", "speaker/layer2/wire"},
@@ -94,7 +94,7 @@ var mayImport = []struct {
 		"what may come in follows from its form and its source alone"},
 	{"speaker/membership/keys", []string{"pkg/report"}, "which key is used follows from what speakers report alone"},
 	{"speaker/apihealth", nil, "it knows the API server alone"},
-	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "pkg/report", "speaker/election"},
+	{"speaker/plan", []string{"pkg/annotation", "pkg/config", "pkg/reason", "pkg/report", "speaker/rendezvous"},
 		"the CLI runs the plan offline; segments and claims are as speakers report them"},
 	{"speaker/snapshot", []string{"pkg/annotation", "pkg/kube", "pkg/report", "speaker/plan"},
 		"speakers and the CLI derive the same snapshot from the same objects"},
@@ -117,7 +117,7 @@ var mustNotLink = []struct {
 }{
 	{"ipam", []string{"k8s.io/", "sigs.k8s.io/", "github.com/prometheus/"}, "the allocator is pure"},
 	{"pkg/config", []string{"k8s.io/", "github.com/prometheus/"}, "the configuration is a leaf that the CLI links"},
-	{"speaker/election", []string{"k8s.io/", "github.com/"}, "the election is arithmetic"},
+	{"speaker/rendezvous", []string{"k8s.io/", "github.com/"}, "the election is arithmetic"},
 	{"speaker/plan", []string{"k8s.io/", "github.com/prometheus/", "github.com/vishvananda/", "github.com/google/nftables",
 		"github.com/osrg/gobgp", "github.com/hashicorp/"}, "the CLI runs the plan offline"},
 	{"cmd/controller", []string{"github.com/vishvananda/netlink", "github.com/google/nftables", "github.com/osrg/gobgp",
@@ -134,7 +134,7 @@ var mustNotImport = []struct {
 	reason string
 }{
 	{"ipam", []string{"net", "net/http", "os", "log", "log/slog", "context"}, "the allocator does no I/O"},
-	{"speaker/election", []string{"net", "os", "log", "log/slog", "time", "context", "math/rand", "math/rand/v2"},
+	{"speaker/rendezvous", []string{"net", "os", "log", "log/slog", "time", "context", "math/rand", "math/rand/v2"},
 		"every node must come to the same answer"},
 	{"speaker/snapshot", []string{"net", "os", "log", "log/slog", "time", "context"}, "the same objects must give the same snapshot"},
 	{"speaker/plan", []string{"net", "os", "log", "log/slog", "context", "math/rand", "math/rand/v2"},
@@ -331,7 +331,7 @@ func TestCachesAreOfTheTable(t *testing.T) {
 func TestClock(t *testing.T) {
 	t.Parallel()
 	for _, s := range parseSources(t) {
-		if !slices.Contains([]string{"ipam", "speaker/election", "speaker/plan", "pkg/config"}, s.folder()) {
+		if !slices.Contains([]string{"ipam", "speaker/rendezvous", "speaker/plan", "pkg/config"}, s.folder()) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {

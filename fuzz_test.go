@@ -50,7 +50,7 @@ var parsed = map[string]struct {
 	"pkg/diagnose/diagnose.go":            {targets: []string{"FuzzFacts"}},
 	"pkg/objects/stream.go":               {targets: []string{"FuzzDecode"}},
 	"pkg/report/network.go":               {targets: []string{"FuzzParse"}},
-	"pkg/report/report.go":                {targets: []string{"FuzzParse"}},
+	"pkg/report/lease.go":                 {targets: []string{"FuzzParse"}},
 	"speaker/kubeproxy.go":                {targets: []string{"FuzzAsk"}},
 	"speaker/plan/podroutes.go":           {targets: []string{"FuzzReadPodCIDR"}},
 	// What comes from the network.
@@ -92,7 +92,7 @@ var parsed = map[string]struct {
 	"inspect/diagnosis/implementations.go":  {none: "one address, and what is none counts as another one's"},
 	"ipam/address.go":                       {none: "arithmetic with addresses"},
 	"speaker/bgp/rib.go":                    {none: "what this process has written"},
-	"speaker/election/election.go":          {none: "arithmetic with addresses"},
+	"speaker/rendezvous/rendezvous.go":      {none: "arithmetic with addresses"},
 	"speaker/layer2/segment/contest.go":     {none: "the key"},
 	"speaker/layer2/segment/segment.go":     {none: "the key"},
 	"speaker/layer2/wire/wire.go":           {none: "the node's own hardware address"},

@@ -44,7 +44,7 @@
 //	consider.go      Consider: what each pool would do for a Service
 //	exact.go         the addresses that a Service names or has reserved
 //	rejoin.go        the address that it shares, or had before
-//	reason.go        why it gets none, in words
+//	refuse.go        why it gets none, in words
 //	plan.go          the plan: what is picked
 //	quota.go         how much of a pool a namespace uses, and may use
 //	request.go       Request: what a Service asks for, and which pools are open to it
@@ -60,7 +60,7 @@
 // What these are made of:
 //
 //	sharing.go       Owner, Sharing: who can hold an address together
-//	refusal.go       Refusal, Reason
+//	reasons.go       Reason, with cause and cure, and Refusal
 //	forbidden.go     ranges that no pool hands out
 //	freespace.go     the free addresses of one family of one pool: the lowest is taken
 //	address.go       Family; addresses as numbers

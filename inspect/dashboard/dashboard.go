@@ -10,7 +10,7 @@
 //
 //	dashboard.go  Dashboard, the task that follows the cluster while the page is open
 //	serve.go      the page, and its stream of views, over HTTP
-//	state.go      State: everything that can be shown at one moment
+//	data.go       State: everything that can be shown at one moment, from the objects of the cluster
 //	view.go       View: the part that one visitor asks for
 //	timeline.go   what has changed between two States, in words
 package dashboard

@@ -18,7 +18,8 @@
 //	socket.go           a packet socket: carries frames to the segment's machine and back
 //	multicast.go        the groups in which IPv6 hosts ask
 //	conflict.go         the report of other machines that have a VIP
-//	status.go           the status, and the reasons why a VIP is not announced
+//	reasons.go          the reasons why a VIP is not announced, with cause and cure
+//	status.go           the status
 //	metrics.go          the metrics
 //	segment/receive.go  who answers a request, and what follows when another machine has a VIP
 //	segment/contest.go  which of two speakers keeps a VIP

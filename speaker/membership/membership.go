@@ -19,7 +19,7 @@
 //	gossip.go      memberlist, whose messages package guard seals and opens
 //	detection.go   the failure detector: who takes part, and what follows from its verdicts
 //	leases.go      the Leases of all speakers
-//	ownlease.go    our own Lease
+//	renew.go       writes our own Lease, renews it, and gives it up
 //	alive.go       one record per speaker: whether it is alive, and its network
 //	published.go   what this speaker publishes now
 //	unlisted.go    bounds how many speakers without a Lease count

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
-	"github.com/lodestone-lb/lodestone/speaker/election"
+	"github.com/lodestone-lb/lodestone/speaker/rendezvous"
 )
 
 // ballot elects the owners of a scope's VIPs.
@@ -19,7 +19,7 @@ type ballot struct {
 // tier has the nodes of one weight. Load is balanced within a tier: it does not overrule preference.
 type tier struct {
 	weight int
-	*election.Electorate
+	*rendezvous.Electorate
 }
 
 // elect returns the owner of the VIP among these nodes, "" if there is none. Nil: among all. If owners are
@@ -72,13 +72,13 @@ func (s *scope) tiers(last *ballot, able func(name string) bool) (tiers []tier) 
 
 // electorate returns the electorate of the nodes. It is made from the ballot's electorate of that weight, if
 // there is one.
-func (b *ballot) electorate(weight int, nodes map[string]bool) *election.Electorate {
+func (b *ballot) electorate(weight int, nodes map[string]bool) *rendezvous.Electorate {
 	for _, t := range b.tiers {
 		if t.weight == weight {
 			return t.With(nodes)
 		}
 	}
-	return election.New(nodes)
+	return rendezvous.New(nodes)
 }
 
 // readClaims returns the nodes that claim a bucket, by bucket.

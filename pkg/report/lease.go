@@ -7,7 +7,7 @@
 // who may write a Lease may write anything. A text that is not understood counts as an empty
 // report. The writer and the reader both leave out what is out of bounds.
 //
-//	report.go   Report: the whole, to text and back, and its bounds
+//	lease.go    Report: the whole, to text and back, and its bounds
 //	network.go  Network: the segments of a node, and the conflicts seen there
 //	session.go  Session: a BGP session of the node
 //	move.go     Move: VIPs that changed owner lately, and why

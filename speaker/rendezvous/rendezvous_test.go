@@ -1,4 +1,4 @@
-package election_test
+package rendezvous_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/lodestone-lb/lodestone/speaker/election"
+	"github.com/lodestone-lb/lodestone/speaker/rendezvous"
 )
 
 // cluster returns n able nodes, named from the seed.
@@ -33,7 +33,7 @@ func pool(seed uint64, n int) []netip.Addr {
 }
 
 func owners(nodes map[string]bool, vips []netip.Addr) map[netip.Addr]string {
-	e, owners := election.New(nodes), map[netip.Addr]string{}
+	e, owners := rendezvous.New(nodes), map[netip.Addr]string{}
 	for _, v := range vips {
 		owners[v] = e.Owner(v)
 	}
@@ -155,7 +155,7 @@ func TestOwnerAmong(t *testing.T) {
 			among[names.Draw(t, "node with an endpoint")] = true
 		}
 		other := names.Draw(t, "node that gets an endpoint too")
-		e, lost := election.New(nodes), election.New(with(nodes, other, false))
+		e, lost := rendezvous.New(nodes), rendezvous.New(with(nodes, other, false))
 		for _, vip := range vips {
 			owner := e.OwnerAmong(vip, among)
 			if later := lost.OwnerAmong(vip, among); owner != other && later != owner {
@@ -178,7 +178,7 @@ func TestOwnerAmong(t *testing.T) {
 // while one rolls out.
 func TestKnownOwners(t *testing.T) {
 	t.Parallel()
-	e := election.New(map[string]bool{"n1": true, "n2": true, "n3": true})
+	e := rendezvous.New(map[string]bool{"n1": true, "n2": true, "n3": true})
 	got := ""
 	for _, vip := range []string{"203.0.113.0", "203.0.113.1", "203.0.113.2", "203.0.113.3", "203.0.113.31", "203.0.113.32", "255.255.255.255",
 		"2001:db8::", "2001:db8::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"} {
@@ -240,8 +240,8 @@ func BenchmarkOwners(b *testing.B) {
 		for _, n := range []int{100, 1000} {
 			nodes := cluster(1, n)
 			lost := with(nodes, "node-1-7", false)
-			e := election.New(nodes)
-			ask := func(e *election.Electorate) {
+			e := rendezvous.New(nodes)
+			ask := func(e *rendezvous.Electorate) {
 				for _, vip := range vips {
 					e.Owner(vip)
 				}
@@ -249,7 +249,7 @@ func BenchmarkOwners(b *testing.B) {
 			ask(e)
 			b.Run(fmt.Sprintf("%s/%d nodes/anew", name, n), func(b *testing.B) {
 				for b.Loop() {
-					ask(election.New(nodes))
+					ask(rendezvous.New(nodes))
 				}
 			})
 			b.Run(fmt.Sprintf("%s/%d nodes/one lost", name, n), func(b *testing.B) {

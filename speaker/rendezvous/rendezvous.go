@@ -1,4 +1,4 @@
-// Package election has the arithmetic of owners: in which order the nodes that may own a VIP come to own it. Which ones may
+// Package rendezvous has the arithmetic of owners: in which order the nodes that may own a VIP come to own it. Which ones may
 // is for package plan. Speakers that know the same nodes choose the same owner without communication.
 //
 // Every pair of address and node has a score (rendezvous hashing): the best
@@ -23,7 +23,7 @@
 // first node in the order that is able owns the address. So when a node is lost, only its own addresses move,
 // and they come back with the node. When a node is added to the cluster or deleted from it, the bound costs
 // 10 to 60 moves more for each 100 that rendezvous hashing needs; the tests print the figures.
-package election
+package rendezvous
 
 import (
 	"encoding/binary"
