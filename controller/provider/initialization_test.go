@@ -3,6 +3,7 @@ package provider_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/provider"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
@@ -202,4 +204,32 @@ func TestNodesWaitForWhatTheyCannotBeGivenLater(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The framework's controller looks at the addresses of all nodes now and then, from the controller's cache. A node on many networks,
+// which another cloud controller manager has initialized, keeps those that the cache does not have.
+func TestANodeKeepsItsManyAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := node("n1")
+		for i := range 20 {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: fmt.Sprint("192.0.2.", i+1)})
+		}
+		n.Status.Addresses = append(n.Status.Addresses, hostname)
+		client := testapi.New(&n)
+		factory := informers.NewSharedInformerFactory(client, 0)
+		objects.Share(factory, func(*corev1.Service) bool { return true })
+		cloud := provider.New(provider.Options{Config: parse(t, machines), Client: client, Log: slog.New(slog.DiscardHandler)})
+		nodes, err := cloudnode.NewCloudNodeController(factory.Core().V1().Nodes(), client, cloud, 5*time.Minute, 1, 1)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		factory.Start(ctx.Done())
+		group.Go(func() { nodes.RunWithContext(ctx, controllersmetrics.NewControllerManagerMetrics("test")) })
+		defer func() { cancel(); group.Wait(); factory.Shutdown() }()
+		time.Sleep(20 * time.Minute)
+		synctest.Wait()
+		kept, err := client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		require.NoError(t, err)
+		require.Equal(t, n.Status.Addresses, kept.Status.Addresses)
+	})
 }

@@ -65,7 +65,7 @@ func (l loadBalancer) GetLoadBalancerName(_ context.Context, clusterName string,
 // refusal, if it is refused; it keeps what it holds then.
 func (l loadBalancer) EnsureLoadBalancer(ctx context.Context, _ string, svc *corev1.Service,
 	_ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
-	if !l.ours(svc) {
+	if !l.ours(svc) || !l.Services.Scope.Covers(svc) { // an annotation may leave it to others
 		return nil, cloudprovider.ImplementedElsewhere
 	}
 	if err := l.ready(ctx); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cloudprovider "k8s.io/cloud-provider"
 	"k8s.io/cloud-provider/api"
 
@@ -23,6 +24,11 @@ const (
 
 func annotated(key, value string) func(*corev1.Service) {
 	return func(svc *corev1.Service) { svc.Annotations = map[string]string{key: value} }
+}
+
+// annotatedToo keeps the annotations that the Service has.
+func annotatedToo(key, value string) func(*corev1.Service) {
+	return func(svc *corev1.Service) { metav1.SetMetaDataAnnotation(&svc.ObjectMeta, key, value) }
 }
 
 func ofType(t corev1.ServiceType) func(*corev1.Service) {
@@ -46,6 +52,27 @@ func TestUpstreamGivesAnAddressThatIsAnnounced(t *testing.T) {
 	s.has("next", "203.0.113.11"+allocated)
 	s.has("web", "203.0.113.10"+allocated)
 	s.held(2)
+}
+
+// Kubernetes' own service controller does not know the annotation that leaves a Service to others.
+func TestUpstreamLeavesAnIgnoredServiceAlone(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, lan)
+	s.start()
+	s.creates("theirs", annotated(annotation.Ignore, annotation.Ignored))
+	s.has("theirs", "service.kubernetes.io/load-balancer-cleanup")
+	s.creates("web")
+	s.has("web", "203.0.113.10"+allocated)
+	s.changes("web", annotatedToo(annotation.Ignore, annotation.Ignored))
+	s.creates("next")
+	s.has("next", "203.0.113.11"+allocated)
+	s.has("theirs", "service.kubernetes.io/load-balancer-cleanup")
+	s.has("web", "203.0.113.10"+allocated)
+	s.deletes("web")
+	s.has("web", "gone")
+	s.deletes("theirs")
+	s.has("theirs", "gone")
+	s.held(1)
 }
 
 // An address that a Service moved away from is free.

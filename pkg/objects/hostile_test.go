@@ -2,6 +2,7 @@ package objects_test
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
@@ -227,6 +229,32 @@ func TestServicesOfOthersAreKeptInPart(t *testing.T) {
 		require.Equal(t, "198.18.0.1", kept.Annotations[annotation.Assigned], "%s: what the controller takes back", name)
 		require.Equal(t, c.whole, kept.Annotations[annotation.AddressPool] != "", name)
 		require.NotEmpty(t, kept.Status.LoadBalancer.Ingress, "%s: what is in use", name)
+	}
+}
+
+// The controller asks its cache whose a Service is. The cache keeps what the answer depends on, also of a Service that
+// is not ours, such as the annotation that leaves it to others.
+func TestTheCacheKnowsWhoseAServiceIs(t *testing.T) {
+	t.Parallel()
+	ours, others := annotation.DefaultClass, "example.com/other"
+	for _, scope := range []kube.Scope{{Classless: true, Classes: []string{ours}}, {Classes: []string{ours}}} {
+		for _, class := range []*string{nil, &ours, &others} {
+			for _, marks := range []map[string]string{nil, {annotation.Assigned: "198.18.0.1"}} {
+				for _, ignore := range []string{"", annotation.Ignored, "yes"} {
+					svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: maps.Clone(marks)}}
+					svc.Spec.Type, svc.Spec.LoadBalancerClass = corev1.ServiceTypeLoadBalancer, class
+					svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.18.0.1"}}
+					if ignore != "" {
+						metav1.SetMetaDataAnnotation(&svc.ObjectMeta, annotation.Ignore, ignore)
+					}
+					decides := func(svc *corev1.Service) []any {
+						return []any{scope.Covers(svc), scope.Serves(svc), scope.Keeps(svc), scope.LeftBehind(svc), scope.Foreign(svc)}
+					}
+					kept := objects.ServicesFor(scope.Covers).Project(svc)
+					require.Equal(t, decides(svc), decides(kept), "classless %v, %v", scope.Classless, svc)
+				}
+			}
+		}
 	}
 }
 

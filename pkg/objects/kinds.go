@@ -76,7 +76,7 @@ func ServicesFor(ours func(*corev1.Service) bool) Kind[corev1.Service, *corev1.S
 		}
 		kept.Labels, kept.Spec.Selector, kept.Spec.Ports = nil, nil, nil
 		kept.Annotations = annotations(s.Annotations, maxAnnotationBytes,
-			[]string{annotation.Assigned, annotation.AssignedPools, annotation.Leases})
+			[]string{annotation.Ignore, annotation.Assigned, annotation.AssignedPools, annotation.Leases})
 		return kept
 	}
 	return k
@@ -111,8 +111,8 @@ var Nodes = Kind[corev1.Node, *corev1.Node]{
 }
 
 // WritableNodes are Nodes for the controllers of the cloud-provider framework. These write
-// metadata and spec back as they were cached, so that both are whole. A kubelet can make its
-// own Node as large as etcd takes it, and no other.
+// metadata, spec and the list of addresses back as they were cached, so that all three are whole.
+// A kubelet can make its own Node as large as etcd takes it, and no other.
 var WritableNodes = func() Kind[corev1.Node, *corev1.Node] {
 	k := Nodes
 	k.project = writableNode
@@ -222,7 +222,9 @@ func node(n *corev1.Node) *corev1.Node {
 func writableNode(n *corev1.Node) *corev1.Node {
 	meta := n.ObjectMeta
 	meta.ManagedFields = nil // nobody changes them by leaving them out
-	return &corev1.Node{ObjectMeta: meta, Spec: n.Spec, Status: nodeStatus(&n.Status)}
+	status := nodeStatus(&n.Status)
+	status.Addresses = n.Status.Addresses
+	return &corev1.Node{ObjectMeta: meta, Spec: n.Spec, Status: status}
 }
 
 func nodeStatus(s *corev1.NodeStatus) (kept corev1.NodeStatus) {

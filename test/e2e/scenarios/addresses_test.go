@@ -109,6 +109,7 @@ func TestRequestedAddressIsGivenOrRefusedWithTheFacts(t *testing.T) {
 func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	s := begin(t)
 	foreign := s.service("foreign", class("example.com/other"))
+	left := s.service("left", annotated("lodestone.io/ignore", "true"))
 	s.service("ours", class(ourClass))
 	s.assigned("ours")
 	require.Contains(t, s.get("ours").Finalizers, "lodestone.io/load-balancer-cleanup")
@@ -116,6 +117,7 @@ func TestClassesAreServedOrLeftAlone(t *testing.T) {
 	s.assigned("classless")
 	require.Contains(t, s.get("classless").Finalizers, "service.kubernetes.io/load-balancer-cleanup")
 	s.untouched(foreign)
+	s.untouched(left)
 
 	s.stopController()
 	s.runController("--handle-classless=false")
