@@ -215,10 +215,21 @@ func (s *Source) needed() bool {
 	return len(s.machine.byID)+len(s.machine.released) > 0
 }
 
-// send sends a message. A message that cannot be sent counts as lost, and is sent again when
-// there is a socket again.
+// send sends a message. One that cannot be sent is sent again when there is a socket again.
 func (s *Source) send(m *message, now time.Time) {
 	s.sent = now
+	if s.trySend(m, now) || m.release == nil { // others are sent until they are answered
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.machine.byID[m.client.ID] == nil { // otherwise it has come back meanwhile
+		s.machine.released = append(s.machine.released, m)
+	}
+}
+
+// trySend reports whether the message was sent. If not, the socket is closed.
+func (s *Source) trySend(m *message, now time.Time) bool {
 	if now.Sub(s.checked) >= glance {
 		i, err := s.network.Interface(s.name)
 		if err == nil {
@@ -226,13 +237,15 @@ func (s *Source) send(m *message, now time.Time) {
 		}
 		if err != nil {
 			s.fail(err)
-			return
+			return false
 		}
 		s.use(i, now)
 	}
 	if err := s.socket.send(m); err != nil {
 		s.fail(fmt.Errorf("send on interface %q: %w", s.name, err))
+		return false
 	}
+	return true
 }
 
 // receive deals with what the socket heard.

@@ -622,6 +622,41 @@ func TestInterfaceStaysAway(t *testing.T) {
 	})
 }
 
+// A lease that was given up while no packet could be sent is released when the link is back: a server would keep the address
+// from everybody until the lease ends.
+func TestAReleaseOutlastsTheInterface(t *testing.T) {
+	t.Parallel()
+	simulate(t, func(w *world) {
+		w.server(w.grants())
+		other := Client{ID: "lab/default/other/0"}
+		w.Set([]Client{web, other})
+		w.pass(30 * time.Second)
+		require.NotNil(t, w.Current()[other.ID].Lease)
+		had := w.Current()[web.ID].Lease.Addr
+		w.setUp(false)
+		w.Set([]Client{other})
+		w.pass(time.Minute)
+		n := len(w.sent())
+		w.setUp(true)
+		w.pass(lastRetry + 2*settleTime)
+		require.Len(t, w.since(n), 1)
+		m := w.since(n)[0]
+		require.Equal(t, dhcpv4.MessageTypeRelease, m.MessageType())
+		require.Equal(t, had.AsSlice(), []byte(m.ClientIPAddr))
+
+		w.setUp(false)
+		w.Set(nil)
+		w.pass(time.Minute)
+		w.Set([]Client{other}) // it is back before the link is
+		n = len(w.sent())
+		w.setUp(true)
+		w.pass(time.Minute)
+		for _, m := range w.since(n) {
+			require.NotEqual(t, dhcpv4.MessageTypeRelease, m.MessageType())
+		}
+	})
+}
+
 // Who has asked in vain for long does not wait for long when the link is back.
 func TestInterfaceComesBack(t *testing.T) {
 	t.Parallel()
