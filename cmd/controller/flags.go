@@ -46,6 +46,14 @@ func (f *flags) check() error {
 		usage.Classes(f.handleClassless, f.classes))
 }
 
+// checkSyncs refuses to work on no Service at a time.
+func checkSyncs(concurrent int32) error {
+	if concurrent < 1 {
+		return fmt.Errorf("--concurrent-service-syncs is %d: no Service at all would be served, let it be 1 or more", concurrent)
+	}
+	return nil
+}
+
 // changedDefaults are the framework's flags whose default is another here.
 var changedDefaults = []struct{ flag, value, why string }{
 	{"cloud-provider", provider.Name, "There is no other provider in this binary."},

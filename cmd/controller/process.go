@@ -105,7 +105,7 @@ func (p *process) command() (*cobra.Command, error) {
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if !cmd.Flags().Changed("version") {
 			_, err = apiclient.Load(opts.Master, opts.Generic.ClientConnection.Kubeconfig)
-			err = cmp.Or(p.flags.check(), err)
+			err = cmp.Or(p.flags.check(), checkSyncs(opts.ServiceController.ConcurrentServiceSyncs), err)
 		}
 		p.ran = err == nil
 		return err
