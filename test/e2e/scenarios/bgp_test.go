@@ -36,7 +36,9 @@ advertisements:
 
 // tor and spine are the lab's routers, as peers; more keys can follow.
 const (
-	tor   = "\n  - {name: tor, address: 198.18.0.254, localASN: 64512, peerASN: 64513, bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
+	torWithoutBFD = "\n  - {name: tor, address: 198.18.0.254, localASN: 64512, peerASN: 64513"
+
+	tor   = torWithoutBFD + ", bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
 	spine = "\n  - {name: spine, address: 198.18.0.253, localASN: 64512, peerASN: external, bfd: {transmitInterval: 100ms, " +
 		"receiveInterval: 100ms}"
 	peers = "\npeers:" + tor + "}" + spine + "}\n"
