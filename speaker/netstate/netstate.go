@@ -296,6 +296,9 @@ func (t table) link(u netlink.LinkUpdate) bool {
 		delete(t, a.Index)
 		return old.Name != ""
 	}
+	if a.MTU == 0 && old.MTU != 0 {
+		return false // a wireless driver's event, such as the end of a scan: it has the interface's name and flags alone
+	}
 	// The kernel sets IFF_RUNNING from the operational status.
 	const up = unix.IFF_UP | unix.IFF_RUNNING
 	next := Interface{

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
@@ -201,6 +204,29 @@ func TestOnlyWhatDiffersIsAChange(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// A wireless driver reports the end of each scan, and other things, as a change of the interface. Of the interface that
+// message has the name and the flags alone.
+func TestWirelessEventsAreNoChange(t *testing.T) {
+	t.Parallel()
+	view, header := table{}, unix.NlMsghdr{Type: unix.RTM_NEWLINK}
+	view.link(netlink.LinkUpdate{Header: header, Link: &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 3, Name: "wlan0", MTU: 1500,
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 7}, RawFlags: unix.IFF_UP | unix.IFF_RUNNING, EncapType: "ether"}}})
+	before := view[3]
+
+	event := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	event.Index, event.Type, event.Flags = 3, unix.ARPHRD_ETHER, unix.IFF_UP|unix.IFF_RUNNING
+	scanned := make([]byte, 16) // struct iw_event
+	link, err := netlink.LinkDeserialize(&header, slices.Concat(event.Serialize(),
+		nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("wlan0")).Serialize(), nl.NewRtAttr(unix.IFLA_WIRELESS, scanned).Serialize()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := view.link(netlink.LinkUpdate{IfInfomsg: *event, Header: header, Link: link})
+	if changed || !reflect.DeepEqual(view[3], before) {
+		t.Errorf("%+v became %+v", before, view[3])
+	}
 }
 
 // Links and addresses come on two sockets, so the deletion of an address may come after that of its
