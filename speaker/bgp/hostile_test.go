@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -413,6 +414,59 @@ func TestSecondConnectionOfAPassivePeer(t *testing.T) {
 	accepted(t, again)
 	go answer(again)
 	w.until("a new session", func() bool { return w.up("tor").Since.After(up.Since) }, func() any { return w.status("tor") })
+}
+
+// A connection that a passive peer opened under the old password, and that waits, does not become a session when the password
+// has changed.
+func TestConnectionFromBeforeANewPassword(t *testing.T) {
+	t.Parallel()
+	key := config.SecretKey{Name: "tor", Key: "password"}
+	w := newWorld(t, 1)
+	w.passwords.set(key, "old")
+	w.peer("tor", func(p *config.Peer) { p.Passive, p.Password = true, &key })
+	w.start()
+	connect := func(password string) (closed chan struct{}) {
+		t.Helper()
+		var conn net.Conn
+		d := net.Dialer{Timeout: time.Second, Control: func(_, _ string, c syscall.RawConn) error {
+			return onSocket(c, func(fd int) error { return setPassword(fd, node4, password) })
+		}}
+		d.SetMultipathTCP(false)
+		w.until("connection", func() bool {
+			return w.tor.Do(func() (err error) {
+				conn, err = d.Dial("tcp", netip.AddrPortFrom(node4, 179).String())
+				return err
+			}) == nil
+		}, func() any { return w.status("tor") })
+		t.Cleanup(func() { conn.Close() })
+		accepted(t, conn)
+		closed = make(chan struct{})
+		go func() {
+			defer close(closed)
+			answer(conn)
+		}()
+		return closed
+	}
+	connect("old")
+	first := w.up("tor")
+	waiting := (*w.announcer.published.Load())["tor"].accepted
+	second := connect("old")
+	w.until("a connection that waits", func() bool { return len(waiting) == 1 }, func() any { return len(waiting) })
+
+	w.passwords.set(key, "new")
+	w.set()
+	w.until("end of the second connection", func() bool {
+		now := w.status("tor")
+		require.False(t, now.State == Established && now.Since.After(first.Since), "a session with the old password")
+		select {
+		case <-second:
+			return true
+		default:
+			return false
+		}
+	}, func() any { return w.status("tor") })
+	connect("new")
+	require.True(t, w.up("tor").Since.After(first.Since))
 }
 
 // A session that is up survives a moment without a route to the router.

@@ -278,6 +278,28 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
+// A capability that cannot be read hides none of those behind it. Routers may have all in one parameter, and their version of the
+// software in either of two forms.
+func TestCapabilityThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	const longASN = 4200000001
+	for name, bad := range map[string]packet.ParameterCapabilityInterface{
+		"the version without a length of its own": packet.NewCapUnknown(packet.BGP_CAP_SOFT_VERSION, []byte("Router 4.2")),
+		"no tuple":             packet.NewCapUnknown(packet.BGP_CAP_EXTENDED_NEXTHOP, nil),
+		"an AS number cut off": packet.NewCapUnknown(packet.BGP_CAP_FOUR_OCTET_AS_NUMBER, nil),
+	} {
+		open := raw(t, packet.NewBGPOpenMessage(packet.AS_TRANS, 90, "198.18.0.2", []packet.OptionParameterInterface{
+			packet.NewOptionParameterCapability([]packet.ParameterCapabilityInterface{
+				packet.NewCapMultiProtocol(packet.RF_IPv4_UC), bad, packet.NewCapMultiProtocol(packet.RF_IPv6_UC),
+				packet.NewCapFourOctetASNumber(longASN), bad, packet.NewCapGracefulRestart(false, true, 60, nil)})}))
+		peer := &config.Peer{PeerASN: config.ASN{Number: longASN}, GracefulRestart: time.Minute}
+		n, err := negotiate(&target{Session: plan.Session{Peer: peer, LocalASN: nodeASN, RouterID: node4}}, open[headerLength:])
+		require.NoError(t, err, name)
+		require.Equal(t, []string{"IPv4", "IPv6"}, n.families(), name)
+		require.Equal(t, []string{"four-octet AS numbers", "graceful restart", "graceful restart after notifications"}, n.capabilities(), name)
+	}
+}
+
 func TestNotificationsInWords(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -2,7 +2,6 @@ package bgp
 
 import (
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -55,21 +54,47 @@ func openOf(t *target, overIPv6, restarting, kept bool) ([]byte, error) {
 		[]packet.OptionParameterInterface{packet.NewOptionParameterCapability(capabilities)}).Serialize()
 }
 
-// parseOpen decodes an OPEN. The library's decoder has ended whole processes
+// parseOpen decodes an OPEN and its capabilities. The library's decoder has ended whole processes
 // before (gobgp issues 2007, 2326); here a panic of it is an error.
-func parseOpen(body []byte) (open *packet.BGPOpen, err error) {
+func parseOpen(body []byte) (open *packet.BGPOpen, capabilities []packet.ParameterCapabilityInterface, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%v", p)
 		}
 	}()
 	open = &packet.BGPOpen{}
-	return open, open.DecodeFromBytes(body)
+	if err = open.DecodeFromBytes(body); err != nil {
+		return open, nil, err
+	}
+	return open, readCapabilities(body), nil
+}
+
+// readCapabilities returns the capabilities of an OPEN, which may be in several optional parameters, without those that cannot be
+// read. For the library's decoder, all capabilities of a parameter end at one of those.
+func readCapabilities(body []byte) (all []packet.ParameterCapabilityInterface) {
+	const before = 9 // bytes before the length of the optional parameters (RFC 4271 section 4.2)
+	parameters, _, ok := cut(body[before:], 1)
+	for ok && len(parameters) > 0 {
+		kind := parameters[0]
+		var value []byte
+		value, parameters, ok = cut(parameters[1:], 1)
+		for kind == packet.BGP_OPT_CAPABILITY && len(value) > 0 {
+			_, rest, whole := cut(value[1:], 1)
+			if !whole {
+				break
+			}
+			if c, err := packet.DecodeCapability(value[:len(value)-len(rest)]); err == nil {
+				all = append(all, c)
+			}
+			value = rest
+		}
+	}
+	return all
 }
 
 // negotiate checks the router's OPEN. Its errors are *failure.
 func negotiate(t *target, body []byte) (negotiated, error) {
-	open, err := parseOpen(body)
+	open, capabilities, err := parseOpen(body)
 	if err != nil {
 		return negotiated{}, refuse(packet.BGP_ERROR_OPEN_MESSAGE_ERROR, 0, nil, "the router sent an OPEN that cannot be read: %v", err)
 	}
@@ -79,7 +104,7 @@ func negotiate(t *target, body []byte) (negotiated, error) {
 	}
 	id, _ := netip.AddrFromSlice(open.ID)
 	n := negotiated{peerASN: uint32(open.MyAS), peerID: id, ipv4: true}
-	n.take(open)
+	n.take(capabilities)
 	n.internal = n.peerASN == t.LocalASN
 	n.restart = n.restart && t.Peer.GracefulRestart > 0
 	n.notify = n.notify && n.restart
@@ -104,9 +129,9 @@ func negotiate(t *target, body []byte) (negotiated, error) {
 }
 
 // take takes over the capabilities of the OPEN.
-func (n *negotiated) take(open *packet.BGPOpen) {
+func (n *negotiated) take(capabilities []packet.ParameterCapabilityInterface) {
 	multiProtocol := false
-	for c := range capabilities(open) {
+	for _, c := range capabilities {
 		switch c := c.(type) {
 		case *packet.CapMultiProtocol:
 			if !multiProtocol { // a router that names one family names all
@@ -124,23 +149,6 @@ func (n *negotiated) take(open *packet.BGPOpen) {
 			})
 		case *packet.CapGracefulRestart:
 			n.restart, n.notify = true, c.Flags&restartNotification != 0
-		}
-	}
-}
-
-// capabilities yields the capabilities of the OPEN, which may be in several optional parameters.
-func capabilities(open *packet.BGPOpen) iter.Seq[packet.ParameterCapabilityInterface] {
-	return func(yield func(packet.ParameterCapabilityInterface) bool) {
-		for _, o := range open.OptParams {
-			p, ok := o.(*packet.OptionParameterCapability)
-			if !ok {
-				continue
-			}
-			for _, c := range p.Capability {
-				if !yield(c) {
-					return
-				}
-			}
 		}
 	}
 }

@@ -52,16 +52,30 @@ func (s *session) accept(conn *net.TCPConn) {
 	}
 }
 
+// refuseAccepted closes the connection that waits, if there is one.
+func (s *session) refuseAccepted() {
+	select {
+	case conn := <-s.accepted:
+		conn.Close()
+	default:
+	}
+}
+
+// take takes over what is wanted now; see Peering. The connection that waits is none of a session with another password, or
+// whose connections have other properties.
+func (s *session) take(next target) *failure {
+	if s.target.password != next.password || s.target.wire() != next.wire() {
+		s.refuseAccepted()
+	}
+	return s.Peering.take(next)
+}
+
 // run keeps the session until its context ends.
 func (s *session) run() {
 	defer func() {
 		s.forgetConnections()
 		s.collisions.Wait()
-		select {
-		case conn := <-s.accepted:
-			conn.Close()
-		default:
-		}
+		s.refuseAccepted()
 	}()
 	s.Take() // what listeners have found out
 	var pause time.Duration
