@@ -115,7 +115,7 @@ func (l *ownLink) watch(ctx context.Context, store cache.Store) {
 }
 
 // meetOthers waits until the speaker, whose link is back, has met the others again. Then it is not apart
-// any more.
+// any more, unless the link is down again.
 func (l *ownLink) meetOthers(ctx context.Context, store cache.Store) {
 	l.log.Info("link up", "address", l.options.Address.Addr())
 	notify.Wake(l.rejoin)
@@ -125,7 +125,9 @@ func (l *ownLink) meetOthers(ctx context.Context, store cache.Store) {
 		// them: before it knows them, it does not know what they own and keep.
 		l.await(ctx, time.After(l.options.meetTimeout), func() bool { return len(l.leases.lost(store)) == 0 })
 	}
-	l.table.reunited()
+	if l.linkUp() {
+		l.table.reunited()
+	}
 }
 
 // linkUp reports whether an interface that is up has the speaker's address.
@@ -133,6 +135,14 @@ func (b *base) linkUp() bool {
 	return b.options.Interfaces == nil || slices.ContainsFunc(b.options.Interfaces.Interfaces(), func(i netstate.Interface) bool {
 		return i.Up && b.isOwn(i)
 	})
+}
+
+// linkChanged returns a channel that is closed before linkUp returns something else. Nil: never.
+func (b *base) linkChanged() <-chan struct{} {
+	if b.options.Interfaces == nil {
+		return nil
+	}
+	return b.options.Interfaces.Changed()
 }
 
 // linkName returns the interface with the speaker's address, empty if there is none.

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -121,6 +122,47 @@ func TestSpeakerThatWasCutOffGivesUpOnTheLost(t *testing.T) {
 	})
 	n1.waitApart("")
 	require.Len(t, n1.Speakers(), 1)
+}
+
+// Two nodes of one switch have started while it is dead, or have lost each other long before it is restarted. They look for each
+// other when their links are up.
+func TestSpeakersWithoutALinkMeetOnceItIsUp(t *testing.T) {
+	c, links := newCluster(t, "n1", "n2"), []*link{newLink(), newLink()}
+	var all []*speaker
+	for i, l := range links {
+		l.set(false)
+		all = append(all, c.start(fmt.Sprint("n", i+1), func(o *Options) { o.Interfaces = l }))
+	}
+	for _, s := range all {
+		s.waitJoined()
+		s.wait("knowing of the other one", func() bool { return len(s.Networks()) == 2 })
+		require.Len(t, s.Speakers(), 1)
+	}
+	time.Sleep(time.Second) // each has seen that there is no link
+	for _, l := range links {
+		l.set(true)
+	}
+	for _, s := range all {
+		s.waitFor(map[string]bool{"n1": false, "n2": false})
+	}
+}
+
+// The link is up for a moment, and down again before anybody answers. Others have what the node owned, so it is still apart.
+func TestSpeakerIsApartWhileItsLinkFlaps(t *testing.T) {
+	c, n1, l, n2 := cutOff(t)
+	l.set(true)
+	n1.wait("looking for the others", func() bool {
+		_, status := n1.Joined()
+		return strings.Contains(status, "apart: joining 1 other")
+	})
+	l.set(false)
+	for end := time.Now().Add(joinTimeout + meetTimeout + time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		require.Equal(t, "eth0", n1.Networks()["n1"].Apart)
+	}
+	c.mute("n2", n2.options.Address)
+	l.set(true)
+	n1.waitApart("")
+	require.Len(t, n1.Speakers(), 2)
 }
 
 // linkStep is a step of a story of a speaker's link.

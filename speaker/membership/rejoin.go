@@ -57,18 +57,23 @@ func (r *rejoiner) joinLost(ctx context.Context, store cache.Store) {
 			r.changed.Notify()
 		}
 		var next <-chan time.Time
+		var link <-chan struct{}
+		if len(lost) > 0 {
+			link = r.linkChanged() // before the look, so that no change is missed
+		}
 		// An attempt while the link is down would delay the one after it comes up.
 		if len(lost) > 0 && r.linkUp() {
 			if !time.Now().Before(at) {
 				r.contact(lost)
 				at, delay = time.Now().Add(spread(delay)), min(2*delay, lastRejoin*time.Duration(r.table.Crowd()))
 			}
-			next = time.After(time.Until(at))
+			next, link = time.After(time.Until(at)), nil
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-next:
+		case <-link:
 		case <-r.rejoin:
 			soon := time.Now()
 			if delay = firstRejoin * time.Duration(r.table.Crowd()); delay > firstRejoin {
