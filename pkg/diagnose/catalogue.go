@@ -19,7 +19,9 @@ type Entry struct {
 
 // Catalogue returns all checks, in the order in which equally severe findings
 // are reported.
-func Catalogue() []Entry { return slices.Clone(catalogue) }
+func Catalogue() []Entry {
+	return slices.Clone(catalogue)
+}
 
 // The checks.
 const (
