@@ -249,7 +249,7 @@ func (t *table) suspect(node string) {
 		p.held = nil
 		t.peers.tidy(node)
 	case !p.alive: // it was expelled
-	case p.ready && p.session != 0 && p.met != nil:
+	case p.ready && p.takesPart():
 		p.held = &held{node: *p.met, since: time.Now()}
 		notify.Wake(t.verify)
 	default:
@@ -347,12 +347,15 @@ func (t *table) readmit(p *peer) {
 	t.join(&n)
 }
 
-// unanswered records that the speaker has not answered a packet, and logs it once.
+// unanswered records that the speaker has not answered a packet, if it is still held, and logs it once.
 func (t *table) unanswered(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.peers.at(node)
-	if p.questioned() {
+	p, known := t.peers[node]
+	if !known || p.held == nil {
+		return
+	}
+	if p.alive {
 		if p.unanswered++; p.unanswered == questions {
 			p.held = nil
 			t.metrics.changes.WithLabelValues("leave").Inc()
@@ -366,7 +369,7 @@ func (t *table) unanswered(node string) {
 		return
 	}
 	p.lost = true
-	if p.held != nil && p.held.silent {
+	if p.held.silent {
 		t.askLater(p.held, lastVerify)
 		return
 	}

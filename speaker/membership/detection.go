@@ -45,7 +45,8 @@ func (d *detection) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.task.Load().Run(ctx) })
 	group.Go(func() error { d.follow(ctx); return nil })
-	before, look := d.want(), time.After(lookInterval)
+	var before detector.Want // what counted in listen may have changed since
+	look := time.After(lookInterval)
 	for ctx.Err() == nil {
 		changed, document := d.table.Changed(), d.options.Config.Changed()
 		if now := d.want(); !now.Equal(before) {
@@ -130,12 +131,12 @@ func reported(s watch.Status) (l report.Late) {
 	return l
 }
 
-// members returns the other speakers that are alive and take part in the failure detection, by name.
+// members returns the other speakers that take part in the failure detection, by name.
 func (t *table) members() (all []watch.Member) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for node, p := range t.peers {
-		if p.alive && p.session != 0 && p.met != nil {
+		if p.takesPart() {
 			all = append(all, watch.NewMember(node, p.session, addressIn(p.met)))
 		}
 	}

@@ -47,6 +47,9 @@ func (c *cluster) beats(t *testing.T, node string, met *speaker, change ...func(
 func (c *cluster) beatsAs(t *testing.T, node string, session uint64, met *speaker, change ...func(*Options)) (kill func()) {
 	t.Helper()
 	m := c.mute(node, ownAddress(), append(change, beating)...)
+	for node := range met.Speakers() { // it watches no Leases
+		m.setNetwork(node, report.Network{})
+	}
 	require.NoError(t, m.Task.beats.listen(session))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -54,11 +57,38 @@ func (c *cluster) beatsAs(t *testing.T, node string, session uint64, met *speake
 	require.NoError(t, m.list.Load().UpdateNode(updateTimeout))
 	_, err := m.list.Load().Join([]string{met.address()})
 	require.NoError(t, err)
+	_, err = m.own.write(t.Context(), time.Now())
+	require.NoError(t, err)
 	return func() {
 		cancel()
 		m.kill()
 		require.NoError(t, <-done)
 	}
+}
+
+// An attacker with the key invents speakers, which would agree that any other one is lost. They have no Leases, so they take no
+// part in the failure detection.
+func TestInventedSpeakersLoseNobody(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1, n2 := c.start("n1", beating), c.start("n2", beating)
+	takePart(t, n1, n2)
+	for _, name := range []string{"invented-1", "invented-2"} {
+		invented := c.mute(name, ownAddress())
+		invented.publish(func(m *metadata) { m.ready, m.session = true, 7 })
+		require.NoError(t, invented.list.Load().UpdateNode(updateTimeout))
+		_, err := invented.list.Load().Join([]string{n1.address()})
+		require.NoError(t, err)
+		n1.wait("the invented one", func() bool { return n1.Speakers()[name] })
+	}
+	names := func() (all []string) {
+		for _, m := range n1.members() {
+			all = append(all, m.Name)
+		}
+		return all
+	}
+	require.Equal(t, []string{"n2"}, names())
+	n1.setNetwork("invented-2", report.Network{})
+	require.Equal(t, []string{"invented-2", "n2"}, names(), "its Lease is there")
 }
 
 // A speaker that is lost is known by its heartbeats, long before memberlist finds out.

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/memberlist"
 	"github.com/stretchr/testify/require"
 
+	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 	"github.com/lodestone-lb/lodestone/speaker/membership/guard"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
@@ -144,6 +145,7 @@ func TestSpeakerThatMemberlistHasLostIsAsked(t *testing.T) {
 	c := newCluster(t)
 	table := c.mute("n1", ownAddress()).table
 	n2 := &memberlist.Node{Name: "n2", Meta: metadata{ready: true, session: 7}.encode(memberlist.MetaMaxSize)}
+	table.setNetwork("n2", report.Network{})
 	table.arrive(n2)
 	counts := func(want bool) {
 		t.Helper()

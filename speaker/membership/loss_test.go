@@ -26,6 +26,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
+	"github.com/lodestone-lb/lodestone/pkg/report"
 )
 
 // segment carries packets after a moment, and loses some of them. Connections lose
@@ -166,6 +167,9 @@ func strangers(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		task.leases.store = leases
 		_, err := task.readSettings(t.Context())
 		require.NoError(t, err)
+		for n := range speakers {
+			task.setNetwork(fmt.Sprint("n", n+1), report.Network{})
+		}
 		list, err := memberlist.Create(task.gossip.config(s.plug(o.Address)))
 		require.NoError(t, err)
 		task.list.Store(list)

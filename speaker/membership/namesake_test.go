@@ -86,7 +86,7 @@ func TestNameOfASpeakerThatIsNew(t *testing.T) {
 // An attacker with the key publishes the session of another speaker as its own. The other speakers do not lose each other, and
 // still notice at once when that speaker is lost.
 func TestSessionOfAnotherSpeaker(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3", "n9")
+	c := newCluster(t, "n1", "n2", "n3", "z-n1", "z-n3")
 	n1, n2 := c.start("n1", beating), c.start("n2", beating)
 	takePart(t, n1, n2)
 	kill := c.beats(t, "n3", n1)

@@ -60,12 +60,12 @@ func (p *peer) questioned() bool { return p.alive && p.held != nil }
 // found records that the speaker is not lost any more.
 func (p *peer) found() { p.lost, p.unanswered, p.beats, p.unproven = false, 0, false, 0 }
 
-// believable reports whether a lost speaker counts although it does not answer. It does once memberlist has taken it for
+// believable reports whether a held speaker that was lost counts although it does not answer. It does once memberlist has taken it for
 // alive for that time, doubled each time that it counted in this way. An attacker with the key can keep memberlist in
 // that state. So a speaker whose loss heartbeats have shown must publish that it takes part in the failure detection,
 // which soon shows its loss again.
 func (p *peer) believable(after time.Duration) bool {
-	return p.held != nil && time.Since(p.held.since) > after<<min(p.unproven, mostUnproven) &&
+	return time.Since(p.held.since) > after<<min(p.unproven, mostUnproven) &&
 		(!p.beats || decode(p.held.node.Meta).session != 0)
 }
 
@@ -97,6 +97,12 @@ func (all peers) count(property func(*peer) bool) (n int) {
 		}
 	}
 	return n
+}
+
+// takesPart reports whether the speaker takes part in the failure detection. One without a Lease does not: an attacker with the
+// key could invent two, which would agree that any other speaker is lost.
+func (p *peer) takesPart() bool {
+	return p.alive && p.session != 0 && p.met != nil && p.network != nil
 }
 
 func (p *peer) isAlive() bool    { return p.alive }

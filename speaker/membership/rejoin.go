@@ -139,7 +139,7 @@ func (r *rejoiner) verifyLost(ctx context.Context) {
 	delay := firstVerify
 	for {
 		var next <-chan time.Time
-		if r.askHeld() > 0 {
+		if r.askHeld(ctx) > 0 {
 			next = time.After(delay)
 		}
 		select {
@@ -153,9 +153,9 @@ func (r *rejoiner) verifyLost(ctx context.Context) {
 	}
 }
 
-// askHeld asks the held speakers for an answer. Those that answer count as alive. It returns how many are
+// askHeld asks the held speakers for an answer, until ctx ends. Those that answer count as alive. It returns how many are
 // still held.
-func (r *rejoiner) askHeld() int {
+func (r *rejoiner) askHeld(ctx context.Context) int {
 	var group errgroup.Group
 	group.SetLimit(probeAtOnce)
 	for name, h := range r.table.held() {
@@ -163,6 +163,9 @@ func (r *rejoiner) askHeld() int {
 			continue
 		}
 		group.Go(func() error {
+			if ctx.Err() != nil {
+				return nil
+			}
 			_, err := r.list.Load().Ping(name, &net.UDPAddr{IP: h.node.Addr, Port: int(h.node.Port)})
 			if err == nil {
 				r.table.admit(name)
