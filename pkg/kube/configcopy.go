@@ -13,30 +13,29 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
 
-// copyRetry is the time between attempts to read or write the copy of the last
-// valid document.
-const copyRetry = 5 * time.Second
+const (
+	// copyRetry is the time between attempts to read or write the copy of the last
+	// valid document.
+	copyRetry = 5 * time.Second
+	// copyInterval is how often the copy is compared with the document, because somebody may
+	// have deleted or changed it.
+	copyInterval = time.Minute
+)
 
 // Keep writes each valid document to the ConfigMap config.LastValidName, until
 // the context ends. The leading controller does this; speakers only read.
 func (w *ConfigWatcher) Keep(ctx context.Context) error {
-	kept := ""
 	w.onChange(ctx, "last valid configuration not kept", func() (done bool, err error) {
-		document, digest, ok := w.valid()
-		if !ok || digest == kept {
-			return false, nil
+		if document, ok := w.valid(); ok {
+			return false, w.writeCopy(ctx, document)
 		}
-		if err := w.writeCopy(ctx, document); err != nil {
-			return false, err
-		}
-		kept = digest
 		return false, nil
 	})
 	return nil
 }
 
-// onChange calls the step at once and after each change, until it is done or the context ends. It
-// calls a step that failed again soon, and logs the same error once.
+// onChange calls the step at once, after each change and now and then, until it is done or the context
+// ends. It calls a step that failed again soon, and logs the same error once.
 func (w *ConfigWatcher) onChange(ctx context.Context, failure string, step func() (done bool, err error)) {
 	failed := ""
 	for {
@@ -45,32 +44,32 @@ func (w *ConfigWatcher) onChange(ctx context.Context, failure string, step func(
 		if done {
 			return
 		}
-		var retry <-chan time.Time
+		again := time.After(copyInterval)
 		if err == nil {
 			failed = ""
 		} else {
 			if ctx.Err() == nil && failed != err.Error() {
 				w.opts.Log.Error(failure, "err", err)
 			}
-			failed, retry = err.Error(), time.After(copyRetry)
+			failed, again = err.Error(), time.After(copyRetry)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case <-retry:
+		case <-again:
 		}
 	}
 }
 
 // valid returns the document in force, if it is the one in the ConfigMap.
-func (w *ConfigWatcher) valid() (document, digest string, ok bool) {
+func (w *ConfigWatcher) valid() (document string, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.object == nil || w.current == nil || w.state.Err != nil {
-		return "", "", false
+		return "", false
 	}
-	return w.object.Data[config.Key], w.current.Digest, true
+	return w.object.Data[config.Key], true
 }
 
 func (w *ConfigWatcher) writeCopy(ctx context.Context, document string) error {

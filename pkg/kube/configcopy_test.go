@@ -5,9 +5,11 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -135,6 +137,32 @@ func TestProgramsThatStartWithoutDocument(t *testing.T) {
 	if cfg, _ := last.watcher.Current(); cfg != nil {
 		t.Errorf("without document and copy there is a configuration: %+v", cfg)
 	}
+}
+
+// Somebody who deletes the copy, or takes its data away, loses nothing either, if a mistake in the document comes later.
+func TestTheCopyComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.write(map[string]string{config.Key: twoPools})
+		c.start()
+		c.keep()
+		c.kept(twoPools)
+		maps := c.client.CoreV1().ConfigMaps(config.Namespace)
+		require.NoError(t, maps.Delete(t.Context(), config.LastValidName, metav1.DeleteOptions{}))
+		time.Sleep(time.Minute)
+		c.kept(twoPools)
+
+		empty := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: config.LastValidName}}
+		_, err := maps.Update(t.Context(), empty, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		c.kept(twoPools)
+
+		c.write(map[string]string{config.Key: broken})
+		late := c.restart()
+		late.start()
+		late.until("the copy is in force", restored(2))
+	})
 }
 
 // slowCopy is an API server that takes its time with the copy.
