@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
@@ -38,8 +39,8 @@ type BFD interface {
 type Peers interface {
 	Peers() []bgp.Peer
 	// SetDown takes a session down for the reason why, and keeps it down until it is called
-	// with false.
-	SetDown(peer string, down bool, why string)
+	// with false. It has no effect if it returns an error.
+	SetDown(ctx context.Context, peer string, down bool, why string) error
 	Changed() <-chan struct{}
 }
 
@@ -54,9 +55,11 @@ type Detector struct {
 
 	// Owned by Run.
 	want   map[string]bfd.Session  // what BFD was set to
-	down   map[string]string       // the sessions that are kept down, and why
 	logged map[string]plan.Problem // the problems that were logged
 	last   []report.Session        // the last answer of Sessions
+
+	evaluating sync.Mutex
+	down       map[string]string // the sessions that are kept down, and why; guarded by evaluating
 
 	mu       sync.Mutex
 	sessions map[string]plan.Session
@@ -67,20 +70,21 @@ type Detector struct {
 
 // NewDetector returns a Detector that starts with Run.
 func NewDetector(b BFD, peers Peers, log *slog.Logger) *Detector {
-	return &Detector{bfd: b, peers: peers, log: log, wake: make(chan struct{}, 1), down: map[string]string{}}
+	return &Detector{bfd: b, peers: peers, log: loglimit.Logger(log), wake: make(chan struct{}, 1), down: map[string]string{}}
 }
 
 // String names the task.
 func (d *Detector) String() string { return "detector" }
 
-// Set replaces the sessions.
-func (d *Detector) Set(want plan.BGP) {
+// Set replaces the sessions. It has to be called before these begin: one that is strict is kept down when it returns.
+func (d *Detector) Set(ctx context.Context, want plan.BGP) {
 	d.mu.Lock()
 	d.sessions, d.problems = maps.Clone(want.Sessions), maps.Clone(want.Problems)
 	if d.began.IsZero() {
 		d.began = time.Now()
 	}
 	d.mu.Unlock()
+	d.evaluate(ctx)
 	notify.Wake(d.wake)
 }
 
@@ -92,11 +96,9 @@ func (d *Detector) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// First the channels, then the state: no change is missed.
 		states, peers := d.bfd.Changed(), d.peers.Changed()
-		d.mu.Lock()
-		sessions, problems := d.sessions, d.problems
-		d.mu.Unlock()
+		sessions, problems := d.current()
 		d.watch(ctx, sessions)
-		again := d.evaluate(sessions)
+		again := d.evaluate(ctx)
 		d.logProblems(problems)
 		if now := d.Sessions(); !slices.Equal(now, d.last) {
 			d.last = now
@@ -111,6 +113,13 @@ func (d *Detector) Run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// current returns what was set.
+func (d *Detector) current() (sessions map[string]plan.Session, problems map[string]plan.Problem) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.sessions, d.problems
 }
 
 // logProblems logs each problem of a session once, and its end.
@@ -164,11 +173,14 @@ func bfdSession(s plan.Session, remote netip.Addr) bfd.Session {
 
 // evaluate takes BGP sessions down by the state of their BFD sessions, and ends that. It has to be
 // called again when the channel fires; the channel is nil if time alone changes nothing.
-func (d *Detector) evaluate(sessions map[string]plan.Session) (again <-chan time.Time) {
+func (d *Detector) evaluate(ctx context.Context) (again <-chan time.Time) {
+	d.evaluating.Lock()
+	defer d.evaluating.Unlock()
+	sessions, _ := d.current()
 	states, soonest := d.bfd.States(), bfdPause
 	for name := range d.down {
 		if s, ok := sessions[name]; !ok || s.Peer.BFD == nil {
-			d.setDown(name, "")
+			d.setDown(ctx, name, "")
 		}
 	}
 	for name, s := range sessions {
@@ -185,11 +197,12 @@ func (d *Detector) evaluate(sessions map[string]plan.Session) (again <-chan time
 				why += ": " + state.Error
 			}
 		case known && state.Failed():
-			if wait := time.Until(state.Since.Add(bfdPause)); wait > 0 {
+			// Not Since: a path that is still broken may have the session go from Down to Init and back, again and again.
+			if wait := time.Until(state.Ended.Add(bfdPause)); wait > 0 {
 				why, soonest = failure(state), min(soonest, wait)
 			}
 		}
-		d.setDown(name, why)
+		d.setDown(ctx, name, why)
 	}
 	if len(d.down) == 0 {
 		return nil
@@ -206,11 +219,10 @@ func failure(s bfd.Status) string {
 }
 
 // setDown takes the session down for the reason why, if the reason is new. An empty reason ends that.
-func (d *Detector) setDown(name, why string) {
-	if d.down[name] == why {
+func (d *Detector) setDown(ctx context.Context, name, why string) {
+	if d.down[name] == why || d.peers.SetDown(ctx, name, why != "", why) != nil {
 		return
 	}
-	d.peers.SetDown(name, why != "", why)
 	if why == "" {
 		delete(d.down, name)
 	} else {
@@ -251,9 +263,7 @@ func (d *Detector) Reached() diagnose.Condition {
 
 // Sessions returns the report of the node's BGP sessions, including the ones that cannot be set up.
 func (d *Detector) Sessions() []report.Session {
-	d.mu.Lock()
-	sessions, problems := d.sessions, d.problems
-	d.mu.Unlock()
+	sessions, problems := d.current()
 	states := d.bfd.States()
 	var all []report.Session
 	for _, p := range d.peers.Peers() {

@@ -29,11 +29,12 @@ type heldPeers struct {
 	once sync.Once
 }
 
-func (h *heldPeers) SetDown(peer string, down bool, why string) {
-	h.Announcer.SetDown(peer, down, why)
-	if down {
+func (h *heldPeers) SetDown(ctx context.Context, peer string, down bool, why string) error {
+	err := h.Announcer.SetDown(ctx, peer, down, why)
+	if down && err == nil {
 		h.once.Do(func() { close(h.down) })
 	}
+	return err
 }
 
 // The router of an unnumbered peer is found before there may be a session: with
@@ -85,7 +86,7 @@ router bgp 64513
 			ConnectRetry: time.Second, BFD: timers},
 		LocalASN: 64512, RouterID: netip.MustParseAddr("198.18.0.1"),
 	}}}
-	d.Set(want)
+	d.Set(t.Context(), want)
 	await := func(what string, ok func() bool) {
 		t.Helper()
 		for deadline := time.After(30 * time.Second); ; {

@@ -209,13 +209,14 @@ func (f *fakePeers) Peers() []bgp.Peer {
 	return f.peers
 }
 
-func (f *fakePeers) SetDown(peer string, down bool, why string) {
+func (f *fakePeers) SetDown(ctx context.Context, peer string, down bool, why string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.down, peer)
 	if down {
 		f.down[peer] = why
 	}
+	return ctx.Err()
 }
 
 func (f *fakePeers) downs() map[string]string {
@@ -233,12 +234,11 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		strict.Strict, strict.MinimumTTL = true, 253
 		b, peers := &fakeBFD{states: map[string]bfd.Status{}}, &fakePeers{down: map[string]string{}}
 		d := NewDetector(b, peers, slog.New(slog.DiscardHandler))
-		go d.Run(t.Context())
 		state := func(peer string, s bfd.Status) {
 			b.change(func() { s.Since = time.Now(); b.states[peer] = s })
 			synctest.Wait()
 		}
-		d.Set(plan.BGP{
+		d.Set(t.Context(), plan.BGP{
 			Sessions: map[string]plan.Session{
 				"tor":        {Peer: &config.Peer{Name: "tor", Address: router, BFD: timers}, Source: netip.MustParseAddr("198.18.0.11")},
 				"far":        {Peer: &config.Peer{Name: "far", Address: router, Multihop: 3, BFD: &strict}},
@@ -247,6 +247,8 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 			},
 			Problems: map[string]plan.Problem{"other": {Reason: plan.NoLocalASN, Message: "no AS number"}},
 		})
+		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs(), "the sessions begin when Set has returned")
+		go d.Run(t.Context())
 		synctest.Wait()
 		want := bfd.Timers{TransmitInterval: 100 * time.Millisecond, ReceiveInterval: 50 * time.Millisecond, DetectMultiplier: 3}
 		assert.Equal(t, map[string]bfd.Session{
@@ -276,14 +278,18 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.PeerAdminDown})
 		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs(), "what people switched off is no failure")
 
-		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.Expired, DetectionTime: 300 * time.Millisecond})
+		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.Expired, DetectionTime: 300 * time.Millisecond, Ended: time.Now()})
 		assert.Equal(t, "BFD: the router was not heard for 300ms", peers.downs()["tor"])
 		time.Sleep(bfdPause + time.Millisecond)
 		synctest.Wait()
 		assert.NotContains(t, peers.downs(), "tor", "BGP tries again by itself")
-		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.PeerDown})
+		ended := time.Now().Add(-bfdPause)
+		state("tor", bfd.Status{State: bfd.Init, Cause: bfd.Expired, Ended: ended})
+		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.Expired, Ended: ended})
+		assert.NotContains(t, peers.downs(), "tor", "BFD was not up in between")
+		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.PeerDown, Ended: time.Now()})
 		assert.Contains(t, peers.downs(), "tor")
-		d.Set(plan.BGP{})
+		d.Set(t.Context(), plan.BGP{})
 		synctest.Wait()
 		assert.Empty(t, peers.downs(), "peers that are gone")
 		assert.Empty(t, b.wanted())
@@ -303,7 +309,7 @@ func TestReached(t *testing.T) {
 			for _, name := range names {
 				sessions[name] = plan.Session{Peer: &config.Peer{Name: name}}
 			}
-			d.Set(plan.BGP{Sessions: sessions})
+			d.Set(t.Context(), plan.BGP{Sessions: sessions})
 			return d, peers
 		}
 		d, _ := begin()
@@ -312,7 +318,7 @@ func TestReached(t *testing.T) {
 		d, peers := begin("tor1", "tor2")
 		peers.peers = []bgp.Peer{{Name: "tor1", State: bgp.Established}, {Name: "tor2", State: bgp.Connect}}
 		time.Sleep(firstSessions / 2)
-		d.Set(plan.BGP{Sessions: d.sessions})
+		d.Set(t.Context(), plan.BGP{Sessions: d.sessions})
 		c := d.Reached()
 		assert.False(t, c.OK)
 		assert.Equal(t, "waiting for BGP sessions, for 30s at most: tor2", c.Message)
@@ -345,12 +351,12 @@ func TestDetectorPublishesChangesOnce(t *testing.T) {
 				BFD: &config.BFD{DetectMultiplier: 3}}}},
 			Problems: map[string]plan.Problem{"tor": {Reason: plan.RouterIDShared, Message: "node n2 has it, too"}},
 		}
-		d.Set(want)
+		d.Set(t.Context(), want)
 		synctest.Wait()
 		assert.Equal(t, []report.Session{{Peer: "tor", Established: true, BFD: "Up", Message: "node n2 has it, too"}}, d.Sessions())
 		changed, sets := d.Changed(), b.sets
 		for range 20 {
-			d.Set(want)
+			d.Set(t.Context(), want)
 			b.change(func() {})
 			peers.change(func() {})
 			time.Sleep(50 * time.Millisecond)
@@ -366,7 +372,7 @@ func TestDetectorPublishesChangesOnce(t *testing.T) {
 		b.change(func() { b.states["tor"] = bfd.Status{State: bfd.Down} })
 		<-changed
 		want.Problems = nil
-		d.Set(want)
+		d.Set(t.Context(), want)
 		synctest.Wait()
 		assert.Contains(t, log.String(), "BGP peer needs no attention any more")
 		assert.Empty(t, d.Sessions()[0].Message)

@@ -81,7 +81,7 @@ func (s *Speaker) setRoutes(ctx context.Context, e core.Effects) (done bool) {
 		errs = s.Router.Drain(ctx, true)
 	}
 	if r := e.Routes; r != nil {
-		s.Detector.Set(r.BGP)
+		s.Detector.Set(ctx, r.BGP)
 		if r.All {
 			errs = errors.Join(errs, s.Router.Set(ctx, r.BGP))
 		} else {

@@ -143,8 +143,10 @@ func (i *interop) cut(timers Timers) {
 		s := i.await(name, "notice that the link is cut", func(s Status) bool { return s.State == Down })
 		require.Equal(i.t, Expired, s.Cause, name)
 		require.True(i.t, s.Failed(), name)
+		require.Equal(i.t, s.Since, s.Ended, name)
 		require.Equal(i.t, DetectionTimeExpired, s.Diagnostic, name)
 		detection := time.Duration(timers.DetectMultiplier) * timers.ReceiveInterval
+		require.Equal(i.t, detection, s.DetectionTime, name)
 		i.near(name, s.Since.Sub(s.LastReceived), detection)
 
 		var down []captured

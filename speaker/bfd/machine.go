@@ -88,6 +88,7 @@ type Machine struct {
 	polling, pollAgain   bool
 
 	heard    time.Time     // the last packet; zero: none within a Detection Time
+	expired  time.Duration // the Detection Time that the peer was silent for last
 	sent     time.Time     // the last packet; zero: none
 	next     time.Time     // the next periodic one
 	interval time.Duration // that next was drawn from
@@ -289,6 +290,7 @@ func (m *Machine) expire(now time.Time) {
 	if m.heard.IsZero() || now.Before(m.heard.Add(m.detectionTime())) {
 		return
 	}
+	m.expired = m.detectionTime()
 	m.forget()
 	if m.state == Init || m.state == Up {
 		m.change(Down, DetectionTimeExpired, Expired)

@@ -133,6 +133,7 @@ type session struct {
 	link    link
 	port    uint16    // that packets were sent from last
 	since   time.Time // of the state
+	ended   time.Time // when it was Up last
 	changes uint64    // transitions to Up and from it
 	failure error     // to send the last packet
 	refused bool      // nobody receives at the peer, as its kernel answers
@@ -194,6 +195,9 @@ func (s *session) step(now time.Time, do func()) {
 		return
 	}
 	s.since = now
+	if before == Up {
+		s.ended = now
+	}
 	if before == Up || after == Up {
 		s.changes++
 		if i := slices.Index(causes[:], s.machine.cause); i >= 0 {

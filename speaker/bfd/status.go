@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -28,13 +29,16 @@ type Status struct {
 	Cause Cause
 	// Since is when State began.
 	Since time.Time
+	// Ended is when the session ceased to be Up last, zero if it never was.
+	Ended time.Time
 	// Discriminator is ours, and new with each session. RemoteDiscriminator is
 	// the peer's, 0 while it is not known.
 	Discriminator, RemoteDiscriminator uint32
 	// TransmitInterval is the negotiated interval of our packets, before jitter,
 	// ReceiveInterval that of the peer's.
 	TransmitInterval, ReceiveInterval time.Duration
-	// DetectionTime is how long the peer may be silent; 0 while it is not known.
+	// DetectionTime is how long the peer may be silent, or was when it counted as Down; 0 if it was
+	// never heard.
 	DetectionTime time.Duration
 	// RemoteMultiplier is the peer's detect multiplier.
 	RemoteMultiplier int
@@ -65,9 +69,9 @@ func (s *session) status(listenError error) Status {
 	status := Status{
 		Session: s.want, Local: s.link.local,
 		State: m.state, RemoteState: m.remoteState, Diagnostic: m.diag, RemoteDiagnostic: m.remoteDiag,
-		Cause: m.cause, Since: s.since, Discriminator: m.local, RemoteDiscriminator: m.remote,
+		Cause: m.cause, Since: s.since, Ended: s.ended, Discriminator: m.local, RemoteDiscriminator: m.remote,
 		TransmitInterval: m.transmitInterval(), ReceiveInterval: m.receiveInterval(),
-		DetectionTime: m.detectionTime(), RemoteMultiplier: int(m.remoteMultiplier), Transitions: s.changes,
+		DetectionTime: cmp.Or(m.detectionTime(), m.expired), RemoteMultiplier: int(m.remoteMultiplier), Transitions: s.changes,
 	}
 	switch {
 	case listenError != nil:

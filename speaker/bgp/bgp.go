@@ -17,7 +17,7 @@
 //	session.go     a session: it connects, waits and tries again
 //	connect.go     its TCP connection; collision.go: one more, that the router opened
 //	open.go        OPEN messages, and what both sides can
-//	fsm.go         the states of RFC 4271, from a connection to its end
+//	fsm.go         the states of RFC 4271, from a connection to its end: which NOTIFICATION ends it
 //	rib.go         what the router has been sent, and is to be sent
 //	message.go     messages and their bytes
 //	unnumbered.go  routers that are found on a link, and not by address
@@ -42,8 +42,12 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-// listenRetry is the pause between attempts to listen for passive peers.
-const listenRetry = 5 * time.Second
+const (
+	// listenRetry is the pause between attempts to listen for passive peers.
+	listenRetry = 5 * time.Second
+	// listenLook is how often the node's addresses towards passive peers are looked up: they may have changed.
+	listenLook = 10 * time.Second
+)
 
 // ErrStopped is returned when Run has ended.
 var ErrStopped = errors.New("the BGP announcer has stopped")
@@ -117,16 +121,15 @@ func (a *Announcer) Run(ctx context.Context) error {
 	a.listeners = newListeners(a.options.Inside)
 	a.discovery = newDiscovery(a.machine.ctx, a.options.Inside, a.log, a.changes.Notify)
 	for {
-		restarting := true
-		var retry <-chan time.Time
+		restarting, look := true, listenLook
 		if a.listeners.failed {
-			retry = time.After(listenRetry)
+			look = listenRetry
 		}
 		select {
 		case f := <-a.calls:
 			f()
 			continue
-		case <-retry:
+		case <-time.After(look):
 			a.listeners.set(a.sessions)
 			continue
 		case <-ctx.Done():
@@ -190,9 +193,8 @@ func (a *Announcer) Update(ctx context.Context, want plan.BGP, changed []netip.P
 
 // SetDown takes the session with a peer down and keeps it down, with the reason why, or lets
 // it come up again. It applies to peers that are added later, too. It waits for Run.
-func (a *Announcer) SetDown(peer string, down bool, why string) {
-	//nolint:errcheck // nothing is up when the announcer has stopped
-	a.do(context.Background(), func() {
+func (a *Announcer) SetDown(ctx context.Context, peer string, down bool, why string) error {
+	return a.do(ctx, func() {
 		a.machine.SetDown(peer, down, why)
 		a.listeners.set(a.sessions)
 	})

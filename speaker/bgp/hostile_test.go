@@ -363,7 +363,8 @@ func TestHalfOpenConnection(t *testing.T) {
 	defer again.Close()
 	go answer(again)
 	w.until("a new session", func() bool { return w.up("passive").Since.After(up.Since) }, func() any { return w.status("passive") })
-	require.Contains(t, w.log.String(), "the router opened another connection")
+	w.until("the end of the first one in the log", // which may be written while the new one comes up
+		func() bool { return strings.Contains(w.log.String(), "the router opened another connection") }, func() any { return w.log.String() })
 }
 
 // Connections from the router's address alone do not end the session, and two of
@@ -486,6 +487,19 @@ func TestRouteOfAPassivePeerIsAway(t *testing.T) {
 	w.node.Run("ip", "route", "add", "198.18.0.0/24", "dev", "eth0", "src", "198.18.0.1")
 	w.has(f, vip4)
 	require.Equal(t, up.Since, w.status("tor").Since)
+}
+
+// The node has another address. A passive peer that has learnt of it can connect.
+func TestAnotherAddressTowardsAPassivePeer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.peer("tor", func(p *config.Peer) { p.Passive = true })
+	w.start()
+	require.Contains(t, w.node.Run("ss", "-Hltn"), "198.18.0.1:179")
+	w.node.Run("ip", "address", "del", "198.18.0.1/24", "dev", "eth0")
+	w.node.Run("ip", "address", "add", "198.18.0.77/24", "dev", "eth0")
+	w.frr(w.tor, "198.18.0.77", "")
+	w.up("tor")
 }
 
 // A process that will be back ends only when its routers have seen the sessions end:

@@ -337,7 +337,7 @@ func TestSetDown(t *testing.T) {
 	w, f, other := twoRouters(t)
 
 	changed := w.announcer.Changed()
-	w.announcer.SetDown("tor", true, "BFD: no packet for 300ms")
+	w.setDown("tor", true, "BFD: no packet for 300ms")
 	select {
 	case <-changed:
 	case <-time.After(timeout):
@@ -350,19 +350,19 @@ func TestSetDown(t *testing.T) {
 	require.Contains(t, f.Ask("show bgp neighbors 198.18.0.1"), "Cease")
 
 	begin := time.Now()
-	w.announcer.SetDown("tor", false, "")
+	w.setDown("tor", false, "")
 	w.up("tor")
 	require.Less(t, time.Since(begin), soon)
 	w.has(f, vip4)
 	require.Zero(t, neighbor(other, "198.18.0.1").ConnectionsDropped)
 
 	t.Log("it holds for peers that come later")
-	w.announcer.SetDown("late", true, "BFD is not up yet")
+	w.setDown("late", true, "BFD is not up yet")
 	w.peer("late", nil)
 	delete(w.want.Sessions, "tor")
 	w.set()
 	w.down("late", "BFD is not up yet")
-	w.announcer.SetDown("late", false, "")
+	w.setDown("late", false, "")
 	w.up("late")
 }
 

@@ -152,6 +152,11 @@ func (w *world) set() {
 	require.NoError(w.t, w.announcer.Set(context.Background(), w.want))
 }
 
+func (w *world) setDown(peer string, down bool, why string) {
+	w.t.Helper()
+	require.NoError(w.t, w.announcer.SetDown(context.Background(), peer, down, why))
+}
+
 // status returns what the announcer knows of a peer.
 func (w *world) status(name string) Peer {
 	for _, p := range w.announcer.Peers() {

@@ -33,6 +33,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
@@ -92,6 +93,7 @@ type state struct {
 
 // New returns a Table that does nothing until it runs.
 func New(o Options) *Table {
+	o.Log = loglimit.Logger(o.Log)
 	t := &Table{Options: o, kernel: kernel{netns.None()}, sets: make(chan plan.PodRoutes, 1)}
 	if o.Namespace != nil {
 		t.kernel.namespace = *o.Namespace
