@@ -337,6 +337,17 @@ func TestChangedRulesGo(t *testing.T) {
 	require.Equal(t, report.RulesWithIPVS, d.NoRules())
 }
 
+// A node that has no rules for one reason, and then for another one, reports the second one.
+func TestReasonsFollowEachOther(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	host.Run("ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other")
+	d.refused = errBond // which is gone since
+	require.NoError(t, host.Do(d.look))
+	require.ErrorIs(t, d.refused, errIPVS)
+	require.NotErrorIs(t, d.refused, errBond)
+}
+
 // The metrics have the Director's state and the kernel's counters of packets, which do not
 // fall when tables change.
 func TestMetrics(t *testing.T) {

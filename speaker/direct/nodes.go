@@ -43,7 +43,7 @@ func (d *Director) look() error {
 			d.Log.Debug("neighbour not asked", "address", n.addr, "err", err)
 		}
 	}
-	if refused := refuse(d.nodes); (refused == nil) != (d.refused == nil) {
+	if refused := refuse(d.nodes); fmt.Sprint(refused) != fmt.Sprint(d.refused) {
 		d.refused, d.stale = refused, true
 	}
 	return nil
@@ -176,7 +176,11 @@ func readLinks(gateways []netip.Addr) (*links, error) {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.IPNet != nil {
 			ones, _ := a.Mask.Size()
 			if ip = ip.Unmap(); ones < ip.BitLen() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
-				l.subnets[netip.PrefixFrom(ip, ones).Masked()] = a.LinkIndex
+				subnet := netip.PrefixFrom(ip, ones).Masked()
+				if other, twice := l.subnets[subnet]; twice && other != a.LinkIndex {
+					a.LinkIndex = chosen(subnet, other)
+				}
+				l.subnets[subnet] = a.LinkIndex
 			}
 		}
 	}
@@ -186,6 +190,17 @@ func readLinks(gateways []netip.Addr) (*links, error) {
 	}
 	l.add(known, gateways)
 	return l, nil
+}
+
+// chosen returns the interface through which the kernel sends into a subnet that several have.
+func chosen(subnet netip.Prefix, otherwise int) int {
+	for to, tries := subnet.Addr().Next(), 4; subnet.Contains(to) && tries > 0; to, tries = to.Next(), tries-1 {
+		routes, err := netlink.RouteGet(to.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_UNICAST { // it may be the node itself
+			return routes[0].LinkIndex
+		}
+	}
+	return otherwise
 }
 
 // add adds entries of the kernel's neighbour table.
@@ -252,7 +267,7 @@ func ask(n neighbour) error {
 }
 
 var (
-	errIPVS = errors.New("kube-proxy is in mode IPVS: it has the interface kube-ipvs0")
+	errIPVS = errors.New("kube-proxy is in mode IPVS: it has the interface kube-ipvs0; if it is in another mode by now, delete that interface")
 	errBond = errors.New("it is a bond in mode")
 )
 
@@ -263,13 +278,12 @@ func refuse(nodes map[netip.Addr]*host) error {
 	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {
 		return errIPVS
 	}
-	seen := map[int]bool{}
+	devices := map[int]bool{}
 	for _, h := range nodes {
-		if seen[h.device] {
-			continue
-		}
-		seen[h.device] = true
-		bond, err := bondUnder(h.device, netlink.LinkByIndex)
+		devices[h.device] = true
+	}
+	for _, device := range slices.Sorted(maps.Keys(devices)) {
+		bond, err := bondUnder(device, netlink.LinkByIndex)
 		if err == nil && bond != nil && balances[bond.Mode] {
 			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode)
 		}

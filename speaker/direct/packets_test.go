@@ -545,6 +545,17 @@ func TestNodesElsewhere(t *testing.T) {
 	}
 }
 
+// A node that has two interfaces on one segment hands packets over by the one that its routes have.
+func TestTwoInterfacesOnOneSegment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	n := w.nodes["n1"]
+	w.segment.Plug(n.Host, "eth1")
+	n.Address("eth1", "198.18.0.111/24", "2001:db8::111/64")
+	w.begin(some("n2")...)
+	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)))
+}
+
 // An operator can list the rules with nft, which stops at expressions that it does not
 // know. It cannot load its own listing, as it has no name for the type of a hash.
 func TestRulesCanBeListed(t *testing.T) {
@@ -566,8 +577,12 @@ func TestRulesNeedADirector(t *testing.T) {
 	w := newWorld(t, 2)
 	w.guard = 15 * time.Second // they are refreshed every 3 s or 4 s
 	w.begin(some("n2")...)
+	w.shortened("n1")
 	time.Sleep(w.guard + 2*time.Second)
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it is refreshed")
+	for _, f := range allTables { // any of them would hand over
+		require.Contains(t, w.nodes["n1"].Run("nft", "list set "+f.name()+" "+guardSet), "expires", "that of %s is refreshed", f.name())
+	}
 	w.nodes["n1"].stop()
 	require.Equal(t, map[string]int{"n2": 10}, at(w.open(10)), "it works for a while")
 	time.Sleep(w.guard + time.Second)
