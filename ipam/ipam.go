@@ -2,6 +2,34 @@
 // Kubernetes, no clock, no I/O. The caller passes the time in and serializes
 // the calls; the same history of calls gives the same answers.
 //
+// The way of a request, file by file; each uses only those below it:
+//
+//	ipam.go             Allocator: what a caller can do
+//	allocate.go         Allocate: a Service gets its addresses
+//	consider.go         Consider: what each pool would do for a Service
+//	exact.go            the addresses that a Service names or has reserved
+//	rejoin.go           the address that it shares, or had before
+//	refuse.go           why it gets none, in words
+//	picks.go            the plan: what is picked
+//	quota.go            how much of a pool a namespace uses, and may use
+//	request.go          Request: what a Service asks for, and which pools are open to it
+//
+// What the Allocator knows:
+//
+//	addresses.go        what became of every address: its parts follow
+//	quarantine.go       which addresses are in quarantine, and until when (controller/quarantinestore records it)
+//	holdings.go         who holds what, and under which sharing key
+//	reservations.go     which addresses nobody draws
+//	pools.go            Setup: the pools and their free addresses
+//
+// What these are made of:
+//
+//	sharing.go          Owner, Sharing: who can hold an address together
+//	reasons.go          Reason, with cause and cure, and Refusal
+//	forbiddenranges.go  ranges that no pool hands out
+//	freespace.go        the free addresses of one family of one pool: the lowest is taken
+//	address.go          Family; addresses as numbers
+//
 // The rules, in one place:
 //
 //   - A pool gives its lowest free address. Pools come in the order of the
@@ -36,34 +64,6 @@
 //     stayed, it would take traffic from those others, who have changed nothing.
 //
 // IPv4 addresses written as IPv6 (::ffff:192.0.2.1) are taken as IPv4.
-//
-// The way of a request, file by file; each uses only those below it:
-//
-//	ipam.go          Allocator: what a caller can do
-//	allocate.go      Allocate: a Service gets its addresses
-//	consider.go      Consider: what each pool would do for a Service
-//	exact.go         the addresses that a Service names or has reserved
-//	rejoin.go        the address that it shares, or had before
-//	refuse.go        why it gets none, in words
-//	plan.go          the plan: what is picked
-//	quota.go         how much of a pool a namespace uses, and may use
-//	request.go       Request: what a Service asks for, and which pools are open to it
-//
-// What the Allocator knows:
-//
-//	addresses.go     what became of every address: its parts follow
-//	quarantine.go    which addresses are in quarantine, and until when (controller/quarantinestore records it)
-//	holdings.go      who holds what, and under which sharing key
-//	reservations.go  which addresses nobody draws
-//	pools.go         Setup: the pools and their free addresses
-//
-// What these are made of:
-//
-//	sharing.go       Owner, Sharing: who can hold an address together
-//	reasons.go       Reason, with cause and cure, and Refusal
-//	forbidden.go     ranges that no pool hands out
-//	freespace.go     the free addresses of one family of one pool: the lowest is taken
-//	address.go       Family; addresses as numbers
 package ipam
 
 import (

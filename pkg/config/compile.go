@@ -71,7 +71,7 @@ func compile(raw *rawConfig, r *report) *Config {
 	if n := len(raw.ExcludeTaints); n > maxExcludeTaints {
 		c.errorf(raw.ExcludeTaints[maxExcludeTaints], "%d taints are too many: list at most %d", n, maxExcludeTaints)
 	}
-	(&bgpCheck{report: r, raw: raw, Config: compiled}).run()
+	(&crossCheck{report: r, raw: raw, Config: compiled}).run()
 	if id, ok := c.text(raw.ClusterID, checkName); ok {
 		compiled.ClusterID = id
 	}

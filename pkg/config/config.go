@@ -9,18 +9,18 @@
 //
 // The files, from the outside in:
 //
-//	config.go    Config and its parts: what a document comes to
-//	parse.go     Parse: from the text of a document, or a file of manifests, to a Config
-//	decode.go    YAML to values that know their key and line, within bounds of size and depth
-//	schema.go    the keys of the document, level by level
-//	scalar.go    numbers, durations, names and lists of them, each with its bounds
-//	address.go   addresses, CIDRs and ranges
-//	selector.go  label selectors
-//	compile.go   values to a Config: names, references, advertisements, membership
-//	pools.go     pools, their DHCP, reservations, and pools that overlap
-//	bgp.go       peers, BFD profiles, and how VIPs are announced to routers
-//	bgpcheck.go  whether aggregates announce more than pools have
-//	errors.go    every error with its line and column, and hints for common ones
+//	config.go      Config and its parts: what a document comes to
+//	parse.go       Parse: from the text of a document, or a file of manifests, to a Config
+//	decode.go      YAML to values that know their key and line, within bounds of size and depth
+//	schema.go      the keys of the document, level by level
+//	scalar.go      numbers, durations, names and lists of them, each with its bounds
+//	address.go     addresses, CIDRs and ranges
+//	selector.go    label selectors
+//	compile.go     values to a Config: names, references, advertisements, membership
+//	pools.go       pools, their DHCP, reservations, and pools that overlap
+//	bgp.go         peers, BFD profiles, and how VIPs are announced to routers
+//	crosscheck.go  peers, advertisements and pools that do not fit each other, as aggregates that announce more than pools have
+//	errors.go      every error with its line and column, and hints for common ones
 package config
 
 import (

@@ -7,7 +7,7 @@
 //
 // Decide decides in this order:
 //
-//  1. Whether this node may own VIPs (ready.go). This is first because only a ready node is a
+//  1. Whether this node is ready to own VIPs (ready.go). This is first because only a ready node is a
 //     candidate in its own plan. While the API server's objects are unknown, nothing else is
 //     decided: an empty plan would withdraw what the previous speaker of this node has announced.
 //  2. The plan (facts.go): who owns which VIP, and what routers are sent. The next steps compare the

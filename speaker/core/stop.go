@@ -2,6 +2,13 @@ package core
 
 import "time"
 
+// A speaker that ends takes these steps:
+//
+//  1. stop: it is not ready any more, so that each VIP gets another owner, and routers are asked to prefer other nodes.
+//  2. leave: it answers for each VIP until the next owner is heard, for HandOver at most.
+//  3. end: it withdraws what it still announces on the segment.
+//  4. end: it closes the sessions with routers when Drain is over.
+
 // leavingPoll is how often an ending speaker asks whether all its VIPs have arrived.
 const leavingPoll = 10 * time.Millisecond
 

@@ -17,11 +17,12 @@
 //	interface.go        which interfaces are suitable
 //	socket.go           a packet socket: carries frames to the segment's machine and back
 //	multicast.go        the groups in which IPv6 hosts ask
-//	conflict.go         the report of other machines that have a VIP
+//	conflictmemory.go   which other machines have had a VIP lately, as it is reported and logged
 //	reasons.go          the reasons why a VIP is not announced, with cause and cure
 //	status.go           the status
 //	metrics.go          the metrics
-//	segment/receive.go  who answers a request, and what follows when another machine has a VIP
+//	segment/receive.go  who answers a request
+//	segment/foreign.go  what is done when a foreign machine has a VIP
 //	segment/contest.go  which of two speakers keeps a VIP
 //	wire/arp.go         the frames of IPv4
 //	wire/ndp.go         the frames of IPv6

@@ -7,10 +7,10 @@
 //	plan.go         Snapshot and Plan
 //	make.go         Make: a plan from a snapshot
 //	planner.go      Planner: keeps a plan up to date when Services and nodes change
-//	owner.go        which nodes may own a VIP, and which one does
-//	ballot.go       elects it among them
-//	notowner.go     why a node does not own a VIP
-//	reasons.go      the reasons why a node does not announce a VIP, with cause and cure
+//	owner.go        which nodes may own a VIP: none that is excluded, drained, cut off or without an endpoint
+//	ballot.go       elects the owner among them; package rendezvous ranks them
+//	silence.go      which reason a node has for not owning a VIP
+//	reasons.go      all reasons for not announcing a VIP, with cause and cure
 //	advertised.go   which advertisements are for a VIP
 //	segments.go     which segment a VIP is on, and which interfaces
 //	connections.go  which connections to a VIP are forwarded, and this node's part of their limits

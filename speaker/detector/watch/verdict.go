@@ -25,6 +25,9 @@ const (
 	// answerTime is how long an answer shows that a member is alive that this speaker does not watch. It bounds how
 	// often the calls of others have this speaker ask a member.
 	answerTime = 250 * time.Millisecond
+	// witnessesNeeded is how many others have to miss a member, too, before this speaker sends its verdict. A verdict of
+	// verdictsNeeded members counts for all.
+	witnessesNeeded, verdictsNeeded = 1, 2
 	// mostWitnesses bounds the witnesses that are remembered of one member.
 	mostWitnesses = 8
 )
@@ -133,7 +136,7 @@ func (m *Machine) pursue(s *member) {
 	case m.now.Before(d.denied.Add(deniedTime)):
 		m.call(s)
 		d.call = m.now.Add(askSlowly)
-	case d.count(m.now, false) > 0:
+	case d.count(m.now, false) >= witnessesNeeded:
 		m.lose(s, false)
 		m.verdicts = append(m.verdicts, announcement{s.Member, verdictTimes, m.now})
 	case !m.now.Before(d.silent.Add(inquiryTime)) && m.alone(s):
@@ -220,7 +223,7 @@ func (m *Machine) reportedDead(from, s *member) {
 	d.record(witness{from, true, m.now.Add(verdictTime)}, m.now)
 	switch {
 	case m.fresh(s):
-	case d.count(m.now, true) > 1:
+	case d.count(m.now, true) >= verdictsNeeded:
 		m.lose(s, false)
 	case !known && !s.watched:
 		d.ask, d.silent = d.ask.Add(inquiryDelay), d.silent.Add(inquiryDelay)

@@ -27,11 +27,9 @@ const (
 	nonceLife = 2 * time.Second
 )
 
-// How long after another machine has claimed a VIP the VIP is announced again, if it is still ours.
+// How long after another speaker of this cluster has claimed a VIP the VIP is announced again, if it is still ours.
 const (
-	// defence is for a machine that is no speaker of this cluster.
-	defence = time.Second
-	// correction is for a speaker of this cluster that ranks below this one, and corrects its clients. If
+	// correction is for one that ranks below this one, and corrects its clients. If
 	// that speaker is the next owner, this node usually hears before that the VIP leaves.
 	correction = 400 * time.Millisecond
 	// lag is for such a speaker while no speaker is lost: then it is the next owner, and this node will

@@ -10,7 +10,8 @@
 // The files, from the outside in:
 //
 //	segment.go   Machine: events, effects, and the state of a VIP
-//	receive.go   a received frame: who answers a request; the conflict with a foreign host that claims a VIP
+//	receive.go   a received frame: who answers a request, and whose claim of a VIP it is
+//	foreign.go   the conflict with a foreign host that claims a VIP: report it, and defend the VIP
 //	contest.go   two speakers that claim a VIP: ask the other one, yield, and answer again when it has gone
 //	probe.go     whether a new address is in use, and when it is free again
 //	queue.go     what has to be sent, and when

@@ -7,10 +7,10 @@ import (
 	"go4.org/netipx"
 )
 
-// bgpCheck refuses mistakes that involve several parts of the document: pools, advertisements,
+// crossCheck refuses mistakes that involve several parts of the document: pools, advertisements,
 // peers and bgpPermit. Each of these lists can fill the document. They are therefore indexed
 // first, so that none is searched once for each item of another.
-type bgpCheck struct {
+type crossCheck struct {
 	*report
 	raw *rawConfig
 	*Config
@@ -47,7 +47,7 @@ type reach struct {
 
 func newReach() *reach { return &reach{first: byFamily[int]{-1, -1}, leased: -1} }
 
-func (k *bgpCheck) run() {
+func (k *crossCheck) run() {
 	k.index()
 	k.refuseForbidden()
 	n, seen := 0, map[string]bool{}
@@ -71,7 +71,7 @@ func (k *bgpCheck) run() {
 }
 
 // index indexes the peers and the pools.
-func (k *bgpCheck) index() {
+func (k *crossCheck) index() {
 	k.peers, k.by, k.open = map[string]int{}, map[string]*reach{}, newReach()
 	for i := range k.Peers {
 		if _, dup := k.peers[k.Peers[i].Name]; !dup {
@@ -94,7 +94,7 @@ func (k *bgpCheck) index() {
 	}
 }
 
-func (r *reach) add(k *bgpCheck, pool int) {
+func (r *reach) add(k *crossCheck, pool int) {
 	r.pools = append(r.pools, pool)
 	if r.leased < 0 && k.Config.Pools[pool].DHCP != nil {
 		r.leased = pool
@@ -165,7 +165,7 @@ func shortest(a netip.Addr, in netipx.IPRange) int {
 
 // reachesOf returns the pools that the advertisement applies to: the ones that name it, and
 // the ones that name no advertisement.
-func (k *bgpCheck) reachesOf(name string) []*reach {
+func (k *crossCheck) reachesOf(name string) []*reach {
 	if named := k.by[name]; named != nil {
 		return []*reach{named, k.open}
 	}
@@ -173,7 +173,7 @@ func (k *bgpCheck) reachesOf(name string) []*reach {
 }
 
 // refuseForbidden refuses pools that are announced by BGP and are not wholly in bgpPermit.
-func (k *bgpCheck) refuseForbidden() {
+func (k *crossCheck) refuseForbidden() {
 	if k.Permit == nil {
 		return
 	}
@@ -211,7 +211,7 @@ func covers(sorted []netipx.IPRange, r netipx.IPRange) bool {
 }
 
 // refuseUnheard refuses attributes that no peer of the advertisement is sent.
-func (k *bgpCheck) refuseUnheard(r *rawBGP, b *BGP) {
+func (k *crossCheck) refuseUnheard(r *rawBGP, b *BGP) {
 	if !r.LocalPreference.present() && !r.ASPathPrepend.present() {
 		return
 	}
@@ -240,7 +240,7 @@ func (k *bgpCheck) refuseUnheard(r *rawBGP, b *BGP) {
 
 // refuseWideAggregates refuses prefixes with addresses that are not the pool's, because their
 // traffic would come here. Of several such pools it names the first.
-func (k *bgpCheck) refuseWideAggregates(r *rawBGP, a *Advertisement) {
+func (k *crossCheck) refuseWideAggregates(r *rawBGP, a *Advertisement) {
 	b := a.BGP
 	for _, reach := range k.reachesOf(a.Name) {
 		for family, v := range []value{r.AggregationLength, r.AggregationLengthV6} {
@@ -287,7 +287,7 @@ type announcement struct {
 	pools           []int  // that name the advertisement
 }
 
-func (k *bgpCheck) announcement(i int) *announcement {
+func (k *crossCheck) announcement(i int) *announcement {
 	a := &k.Advertisements[i]
 	next := &announcement{BGP: a.BGP, name: a.Name, raw: k.raw.Advertisements[i].BGP, services: a.ServiceSelector.String(),
 		nodes: a.BGP.NodeSelector.String()}
@@ -304,7 +304,7 @@ func (k *bgpCheck) announcement(i int) *announcement {
 
 // refuseContradictions refuses a setting that differs from that of an earlier advertisement,
 // if both are certain to announce the same routes.
-func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement) {
+func (k *crossCheck) refuseContradictions(a *announcement, earlier []*announcement) {
 	peers, pools := setOf(a.peers, len(k.Peers)), setOf(a.pools, len(k.pools))
 	for _, s := range singular {
 		n, isSet := s.of(a.BGP)
@@ -335,7 +335,7 @@ func (k *bgpCheck) refuseContradictions(a *announcement, earlier []*announcement
 func bothSelect(a, b string) bool { return a == "" || b == "" || a == b }
 
 // commonPeer returns a peer that both advertisements are sent to. Those that a names are given as a set, too.
-func (k *bgpCheck) commonPeer(a, b *announcement, namedByA []bool) (int, bool) {
+func (k *crossCheck) commonPeer(a, b *announcement, namedByA []bool) (int, bool) {
 	switch {
 	case len(a.BGP.Peers) == 0 && len(b.BGP.Peers) == 0:
 		return 0, len(k.Peers) > 0
@@ -349,7 +349,7 @@ func (k *bgpCheck) commonPeer(a, b *announcement, namedByA []bool) (int, bool) {
 
 // commonPool returns a pool whose VIPs both advertisements announce with the
 // same prefixes. Those that name a are given as a set, too.
-func (k *bgpCheck) commonPool(a, b *announcement, namesA []bool) (int, bool) {
+func (k *crossCheck) commonPool(a, b *announcement, namesA []bool) (int, bool) {
 	same4, same6 := a.AggregationLength == b.AggregationLength, a.AggregationLengthV6 == b.AggregationLengthV6
 	same := func(pool int) bool { return k.pools[pool].has[0] && same4 || k.pools[pool].has[1] && same6 }
 	if pool, found := first(b.pools, func(pool int) bool { return namesA[pool] && same(pool) }); found {
