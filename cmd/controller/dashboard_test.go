@@ -118,6 +118,31 @@ func TestTokensOfStrangersAreThrottled(t *testing.T) {
 	})
 }
 
+// Strangers' tokens are no questions on paths that are open to everybody, and few beside a certificate that anybody can make.
+func TestTokensWhereNoneIsWantedAreThrottled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		authenticate := authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+			if r.Header.Get("Authorization") != "" || r.Header.Get("Sec-WebSocket-Protocol") != "" {
+				asked++
+			}
+			return &authenticator.Response{User: &user.DefaultInfo{Name: user.Anonymous}}, true, nil
+		})
+		handler := guard(mux.NewPathRecorderMux("test"), &server.AuthenticationInfo{Authenticator: authenticate},
+			&server.AuthorizationInfo{Authorizer: authorizerfactory.NewAlwaysDenyAuthorizer()}, slog.New(slog.DiscardHandler))
+		for i := range 1000 {
+			for _, path := range []string{"/readyz", "/healthz", "/metrics"} {
+				r := httptest.NewRequest(http.MethodGet, path, nil)
+				header := []string{"Authorization", "Sec-WebSocket-Protocol"}[i%2]
+				r.Header.Set(header, fmt.Sprint("Bearer made-up-", i))
+				r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}}
+				handler.ServeHTTP(httptest.NewRecorder(), r)
+			}
+		}
+		require.Less(t, asked, 100)
+	})
+}
+
 // Whoever operates the controller learns that its account may not review tokens. Mistakes of clients are no warnings.
 func TestTokensThatCannotBeReviewedAreAWarning(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Group: "authentication.k8s.io", Resource: "tokenreviews"}, "", errors.New("no"))

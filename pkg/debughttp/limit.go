@@ -89,14 +89,23 @@ type Throttle struct {
 // tokenKey is the key of a request's token in its context.
 type tokenKey struct{}
 
+// webSocketToken is the header in which clients of WebSockets may have a token.
+const webSocketToken = "Sec-WebSocket-Protocol"
+
 // Before passes on requests whose token was accepted lately, and as many others as the budget
-// allows. Paths that are open to everybody cost no question.
+// allows. Paths that are open to everybody cost no question: the token of a request for one is dropped.
 func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 // the API server is not asked about certificates
+		isOpen := slices.Contains(open, r.URL.Path)
+		if isOpen {
+			r.Header.Del("Authorization")
+			r.Header.Del(webSocketToken)
+		}
 		token := r.Header.Get("Authorization")
+		// The API server is not asked about certificates, but about a token beside one.
+		certified := r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && token == "" && r.Header.Get(webSocketToken) == ""
 		k := key(sha256.Sum256([]byte(token)))
-		if !slices.Contains(open, r.URL.Path) && !certified && !t.knows(k) && !t.budget.take(sourceOf(r)) {
+		if !isOpen && !certified && !t.knows(k) && !t.budget.take(sourceOf(r)) {
 			http.Error(w, ErrBusy.Error(), http.StatusTooManyRequests)
 			return
 		}
