@@ -25,6 +25,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes/fake"
@@ -131,6 +133,12 @@ func TestADocumentThatWasBrokenBeforeIsNotRefused(t *testing.T) {
 	answer, err = reviewer().Review(review(broken, before(broken+"\n")))
 	require.NoError(t, err)
 	assert.False(t, answer.Response.Allowed, "it was touched")
+
+	twice := broken + "no-such-key: 1\n"
+	answer, err = reviewer().Review(review(twice, before(twice)))
+	require.NoError(t, err)
+	_, err = utilnet.NewWarningHeader(299, "-", answer.Response.Warnings[0])
+	require.NoError(t, err, "the API server passes it on")
 }
 
 // Whoever sends half a review keeps nobody else from being answered for long.
@@ -150,6 +158,29 @@ func TestHalfAReviewIsGivenUp(t *testing.T) {
 		require.NoError(t, server.Close())
 		require.ErrorIs(t, <-ended, http.ErrServerClosed)
 	})
+}
+
+// Whoever takes no answer keeps nobody else from being answered for long either, and decides nothing about its length.
+func TestAnAnswerThatIsNotTakenIsGivenUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		v := reviewer()
+		server := http.Server{Handler: v}
+		ended := make(chan error)
+		go func() { ended <- server.Serve(&listener{first: theirs, closed: make(chan struct{})}) }()
+		body := review(broken)
+		fmt.Fprintf(ours, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", Path, len(body), body)
+		synctest.Wait()
+		require.Len(t, v.busy, 1, "the answer waits")
+		time.Sleep(reviewTimeout)
+		synctest.Wait()
+		require.Empty(t, v.busy)
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-ended, http.ErrServerClosed)
+	})
+	_, err := reviewer().Review(review(valid, func(r *admissionv1.AdmissionRequest) { r.UID = types.UID(strings.Repeat("x", maxUID+1)) }))
+	require.EqualError(t, err, "no AdmissionReview: its uid has 129 bytes")
 }
 
 // listener accepts one connection.

@@ -7,12 +7,14 @@
 package admission
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -34,9 +36,11 @@ const (
 	// maxAtOnce is how many reviews are read at a time, because anybody who reaches the port
 	// may send some. The API server sends one for each write of the ConfigMap.
 	maxAtOnce = 2
-	// reviewTimeout is how long a review may take to arrive: the API server waits no
+	// reviewTimeout is how long a review may take to arrive, and its answer to be taken: the API server waits no
 	// longer for the answer.
 	reviewTimeout = 3 * time.Second
+	// maxUID bounds what is sent back as it came. The API server's have 36 bytes.
+	maxUID = 128
 	// maxWarnings bounds the number of warnings, and maxWarning each of them in bytes: the API
 	// server cuts longer ones.
 	maxWarnings = 10
@@ -88,7 +92,10 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(answer); err != nil {
+	c := http.NewResponseController(w)
+	_ = c.SetWriteDeadline(time.Now().Add(reviewTimeout)) // the writers of some tests have none
+	defer c.SetWriteDeadline(time.Time{})                 //nolint:errcheck // of the next review on the connection
+	if err := cmp.Or(json.NewEncoder(w).Encode(answer), c.Flush()); err != nil {
 		v.log.Debug("review not answered", "err", err)
 	}
 }
@@ -103,6 +110,9 @@ func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
 	if want := admissionv1.SchemeGroupVersion.String(); review.APIVersion != want || review.Kind != "AdmissionReview" ||
 		review.Request == nil {
 		return nil, fmt.Errorf("no AdmissionReview of %s with a request", want)
+	}
+	if len(review.Request.UID) > maxUID {
+		return nil, fmt.Errorf("no AdmissionReview: its uid has %d bytes", len(review.Request.UID))
 	}
 	response := v.decide(review.Request)
 	response.UID = review.Request.UID
@@ -123,7 +133,7 @@ func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.Admissio
 	}
 	if !ok {
 		allowed.Warnings = []string{clip(fmt.Sprintf("the ConfigMap has no key %q, and so no configuration: the last valid one stays in "+
-			"force, until the controller restarts", config.Key))}
+			"force; to give up all addresses, write a document without pools", config.Key))}
 		return allowed
 	}
 	parsed, err := config.Parse([]byte(document))
@@ -157,8 +167,9 @@ func refuse(message string) *admissionv1.AdmissionResponse {
 	}}
 }
 
-// clip cuts a warning where it becomes too long.
+// clip cuts a warning where it becomes too long. The API server passes on none with a line break.
 func clip(text string) string {
+	text = strings.ReplaceAll(text, "\n", "; ")
 	if len(text) <= maxWarning {
 		return text
 	}
