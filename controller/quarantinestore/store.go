@@ -50,6 +50,8 @@ type Store struct {
 	// object is the ConfigMap as last seen, without a resourceVersion if there was none, and
 	// nil if its state is not known.
 	object *corev1.ConfigMap
+	// unreadable is the resourceVersion whose unreadable lines were counted last.
+	unreadable string
 	// next is when the next write may begin.
 	next time.Time
 	// full is set when the last write had no room for all records.

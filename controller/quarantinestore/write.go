@@ -81,7 +81,8 @@ func (s *Store) read(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ConfigMap %s: %w", s, err)
 	}
-	if page.unreadable > 0 {
+	if page.unreadable > 0 && object.ResourceVersion != s.unreadable {
+		s.unreadable = object.ResourceVersion
 		s.metrics.dropped.WithLabelValues(string(LostUnreadable)).Add(float64(page.unreadable))
 		s.log.Warn("released addresses: lines skipped, the next write removes them", "configmap", s.String(),
 			"lines", page.unreadable, "records", len(page.records), "first", page.first)
