@@ -113,7 +113,7 @@ func (o *others) working(ctx context.Context) (lease string, err error) {
 
 func (o *others) look(ctx context.Context) (working string, err error) {
 	err = objects.Leases.Each(ctx, o.client, objects.Scope{Namespace: othersNamespace, Cached: true}, func(l *coordinationv1.Lease) {
-		if isCloudControllerManager(l.Name) && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < othersTimeout {
+		if isCloudControllerManager(l.Name) && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time).Abs() < othersTimeout {
 			working = l.Name
 		}
 	})

@@ -194,9 +194,12 @@ func (l *link) resolveNDP(ctx context.Context, all map[netip.Addr][]string) erro
 	})
 }
 
+// maxAnswers is how many hardware addresses are noted of an address. Two are one too many already.
+const maxAnswers = 8
+
 // note adds an answer for an address that was asked for.
 func note(all map[netip.Addr][]string, a netip.Addr, mac net.HardwareAddr) {
-	if known, asked := all[a]; asked && !slices.Contains(known, mac.String()) {
+	if known, asked := all[a]; asked && len(known) < maxAnswers && !slices.Contains(known, mac.String()) {
 		all[a] = append(known, mac.String())
 	}
 }
