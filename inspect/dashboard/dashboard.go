@@ -78,6 +78,7 @@ type Dashboard struct {
 	visitors int
 	state    *State
 	past     []Transition
+	looked   time.Time // the time of the last state
 }
 
 // New returns a Dashboard that starts with Run.
@@ -181,9 +182,14 @@ func (d *Dashboard) show(s *State) {
 	switch {
 	case d.state != nil:
 		d.past = append(d.past, transitions(d.state, s)...)
-	case d.past == nil:
-		d.past = s.records
+	default: // nobody has looked since: of what has happened, objects have some
+		for _, t := range s.records {
+			if !t.Time.Before(d.looked) {
+				d.past = append(d.past, t)
+			}
+		}
 	}
+	d.looked = s.Time.Truncate(time.Second)
 	if more := len(d.past) - maxTransitions; more > 0 {
 		d.past = append([]Transition{}, d.past[more:]...)
 	}

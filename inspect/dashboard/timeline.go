@@ -198,7 +198,10 @@ func without(names, others []string) string {
 	if slices.Equal(names, others) { // nearly always
 		return ""
 	}
-	return output.List(slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(others, n) }), 3)
+	return output.List(slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		_, found := slices.BinarySearch(others, n)
+		return found
+	}), 3)
 }
 
 // text describes what became of announcements.
@@ -240,18 +243,27 @@ func services(before, after *State) (all []Transition) {
 }
 
 func conflicts(before, after *State) (all []Transition) {
+	had, has := setOf(before.Conflicts), setOf(after.Conflicts)
 	for _, c := range after.Conflicts {
-		if !slices.Contains(before.Conflicts, c) {
+		if !had[c] {
 			all = append(all, Transition{Tone: Bad, About: "conflict", Text: clip(c.String())})
 		}
 	}
 	for _, c := range before.Conflicts {
-		if !slices.Contains(after.Conflicts, c) {
+		if !has[c] {
 			all = append(all, Transition{Tone: Good, About: "conflict",
 				Text: fmt.Sprintf("%s does not see another machine with %s any more", c.Node, c.VIP)})
 		}
 	}
 	return all
+}
+
+func setOf[T comparable](all []T) map[T]bool {
+	set := make(map[T]bool, len(all))
+	for _, t := range all {
+		set[t] = true
+	}
+	return set
 }
 
 // clip cuts a text where it becomes too long.

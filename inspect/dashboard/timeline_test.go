@@ -1,15 +1,18 @@
 package dashboard
 
 import (
+	"fmt"
 	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/inspect/status"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // state is a State with these VIPs, counted from 192.0.2.1.
@@ -20,6 +23,40 @@ func state(vips ...VIP) *State {
 		s.VIPs = append(s.VIPs, v)
 	}
 	return s
+}
+
+// Nobody looks for a night: whoever looks then sees what objects have of it.
+func TestWhatHappenedBetweenTwoVisitsIsShown(t *testing.T) {
+	t.Parallel()
+	d, start := New(Options{}), time.Now().UTC().Truncate(time.Second)
+	old := Transition{Time: start.Add(-time.Hour), Text: "old"}
+	first, second := state(), state()
+	first.Time, first.records = start, []Transition{old}
+	d.show(first)
+	d.state = nil // as watch leaves it
+	second.Time = start.Add(12 * time.Hour)
+	night := Transition{Time: start.Add(11 * time.Hour), Text: "n3 has no session with tor"}
+	second.records = []Transition{old, night}
+	d.show(second)
+	_, past := d.current()
+	require.Equal(t, []Transition{old, night}, past)
+}
+
+// A node of a large cluster is lost, and every VIP has a router's path less.
+func TestALostNodeCostsLittle(t *testing.T) {
+	t.Parallel()
+	states := func(nodes int) [2]*State {
+		var names []string
+		for i := range nodes {
+			names = append(names, fmt.Sprintf("node-%05d", i))
+		}
+		var before, after []VIP
+		for range 50 {
+			before, after = append(before, VIP{Routers: names}), append(after, VIP{Routers: names[:nodes-1]})
+		}
+		return [2]*State{state(before...), state(after...)}
+	}
+	testcost.Grows(t, "a lost node", states(500), states(4000), func(s [2]*State) { moves(s[0], s[1]) })
 }
 
 func TestMovesAreShownTogether(t *testing.T) {

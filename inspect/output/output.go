@@ -99,11 +99,9 @@ type Canvas struct {
 	text  strings.Builder
 }
 
-// Line writes a line.
+// Line writes one line, whatever line breaks are in somebody else's text.
 func (c *Canvas) Line(t Tone, format string, args ...any) {
-	for line := range strings.SplitSeq(fmt.Sprintf(format, args...), "\n") {
-		c.text.WriteString(c.paint(Clean(line), t) + "\n")
-	}
+	c.text.WriteString(c.paint(Clean(fmt.Sprintf(format, args...)), t) + "\n")
 }
 
 // Blank writes an empty line, unless the page is empty.

@@ -50,7 +50,7 @@ func TestNobodySteersTheTerminal(t *testing.T) {
 	} {
 		assert.Equal(t, "?[2Jboo?????\n", text)
 	}
-	assert.Equal(t, "a\nb\n", drawn(t, false, func(c *Canvas) { c.Line(Plain, "a\nb") }))
+	assert.Equal(t, "a?ERROR  b\n", drawn(t, false, func(c *Canvas) { c.Line(Plain, "%s", "a\nERROR  b") }), "nobody forges a line")
 }
 
 func TestBarsAreFullOnlyWhenAllIsUsed(t *testing.T) {

@@ -344,8 +344,8 @@ func version(image string) string {
 	return cmp.Or(digest, "latest")
 }
 
-// skew warns of components of different versions. The digests of two images
-// always differ, so they are not compared.
+// skew warns of components of different versions. The digests of the two images always differ, so they
+// are compared only with those of the same component.
 func (s *Status) skew() {
 	if s.Controller == nil || s.Speakers == nil {
 		return
@@ -353,7 +353,7 @@ func (s *Status) skew() {
 	all := slices.Concat(s.Controller.Versions, s.Speakers.Versions)
 	slices.Sort(all)
 	all = slices.Compact(slices.DeleteFunc(all, func(v string) bool { return strings.Contains(v, ":") }))
-	if len(all) > 1 {
+	if len(all) > 1 || len(s.Controller.Versions) > 1 || len(s.Speakers.Versions) > 1 {
 		s.warn("version", "controller %s, speakers %s: an upgrade is under way, or has stopped half way",
 			strings.Join(s.Controller.Versions, ", "), strings.Join(s.Speakers.Versions, ", "))
 	}

@@ -20,7 +20,7 @@ import (
 // whatever is asked and in whatever form.
 func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 	t.Parallel()
-	const evil = "\x1b]0;owned\x07\x1b[2J\u009b31m\u202egnirts\r"
+	const evil = "\x1b]0;owned\x07\x1b[2J\u009b31m\u202egnirts\r\nERROR  forged\n"
 	w := diagnosed(t)
 	hostile := service("hostile", "")
 	hostile.Annotations = map[string]string{annotation.AddressPool: evil, annotation.SharingKey: evil}
@@ -43,6 +43,7 @@ func TestNobodyInTheClusterSteersTheTerminal(t *testing.T) {
 		for _, format := range []string{"table", "json", "yaml"} {
 			_, out := w.run(append(args, "-o", format)...)
 			assert.NotContains(t, out, "owned\x07", "%q", args)
+			assert.NotRegexp(t, `(?m)^\s*ERROR  forged`, out, "%q", args)
 			for _, r := range strings.ReplaceAll(out, "\n", "") {
 				if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u202e' && format == "table" {
 					assert.Failf(t, "steers the terminal", "%q -o %s: %q in %q", args, format, r, out)

@@ -190,11 +190,11 @@ func TestMembershipKeyIsReported(t *testing.T) {
 	}
 }
 
-// A version is the image's tag; a registry's port is none, and digests of two
-// images cannot be compared.
+// A version is the image's tag; a registry's port is none. An image without one, as a release's chart has it, is compared with the
+// others of its component: those of two components always differ.
 func TestVersionSkewIsOfTags(t *testing.T) {
 	t.Parallel()
-	for image, skew := range map[string]bool{"r:5000/s:v0.5.0": true, "r:5000/s:v0.4.0": false, "r:5000/s": true, "r/s@sha256:00": false,
+	for image, skew := range map[string]bool{"r:5000/s:v0.5.0": true, "r:5000/s:v0.4.0": false, "r:5000/s": true, "r/s@sha256:00": true,
 		"r/s:v0.3.0@sha256:00": true} {
 		w := newWorld(t)
 		object[*corev1.Pod](w, "lodestone-speaker-n2").Spec.Containers[0].Image = image
@@ -204,6 +204,21 @@ func TestVersionSkewIsOfTags(t *testing.T) {
 		}
 		assert.Equal(t, skew, strings.Contains(w.ask("", want, "status"), "an upgrade is under way"), image)
 	}
+}
+
+// A release's chart names both images by their digests alone.
+func TestVersionSkewOfARelease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, o := range w.objects {
+		if p, ok := o.(*corev1.Pod); ok {
+			p.Spec.Containers[0].Image = "r/" + p.Labels["app.kubernetes.io/component"] + "@sha256:" + p.Labels["app.kubernetes.io/component"]
+		}
+	}
+	assert.NotContains(t, w.ask("", ExitOK, "status"), "an upgrade is under way")
+	object[*corev1.Pod](w, "lodestone-speaker-n2").Spec.Containers[0].Image = "r/s@sha256:22"
+	w.client = nil // another one, with the objects as they are now
+	assert.Contains(t, w.ask("", ExitFound, "status"), "an upgrade is under way")
 }
 
 // The leader's clock is not this one's; a leader that is gone is reported.
