@@ -34,14 +34,24 @@ app.kubernetes.io/component: {{ . }}
 configuration names. The controller reports what is wrong with the configuration. */}}
 {{- define "lodestone.passwordSecrets" -}}
 {{- $names := .Values.speaker.bgp.passwordSecrets }}
-{{- if not .Values.existingConfigMap }}
+{{- $existing := .Values.existingConfigMap }}
 {{- range (.Values.config | default dict).peers }}
 {{- if and (kindIs "map" .passwordSecretRef) (kindIs "string" (get (.passwordSecretRef | default dict) "name")) }}
+{{- if and $existing (not (has .passwordSecretRef.name $names)) }}
+{{- fail (printf "existingConfigMap: it is not known here which Secrets ConfigMap %s names, and sessions whose password cannot be read end: list Secret %s in speaker.bgp.passwordSecrets, or take its peer out of config" $existing .passwordSecretRef.name) }}
+{{- end }}
 {{- $names = append $names .passwordSecretRef.name }}
 {{- end }}
 {{- end }}
-{{- end }}
 {{- $names | uniq | sortAlpha | toJson }}
+{{- end }}
+
+{{/* Refuses to go on with an object of this release as one that somebody else keeps: the upgrade would delete it. */}}
+{{- define "lodestone.refuseOwn" -}}
+{{- $annotations := dig "metadata" "annotations" dict (lookup "v1" .kind .root.Release.Namespace .name) }}
+{{- if and (eq (get $annotations "meta.helm.sh/release-name") .root.Release.Name) (ne (get $annotations "helm.sh/resource-policy") "keep") }}
+{{- fail (printf "%s: %s %s is this release's own, and the upgrade would delete it: name a copy, or annotate it with helm.sh/resource-policy=keep first" .value .kind .name) }}
+{{- end }}
 {{- end }}
 
 {{/* What both components may do to prove who asks for their metrics. */}}

@@ -213,6 +213,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"flowControl=null", "upgrade with --reset-then-reuse-values"},
 		{"controller=null", "missing property 'controller'"},
 		{"existingConfigMap=My_Config", "existingConfigMap"},
+		{"existingConfigMap=mine,config.peers[0].passwordSecretRef.name=tor", "list Secret tor in speaker.bgp.passwordSecrets"},
 		{"membership.key=secret", "key"},
 		{"speaker.updateStrategy.maxUnavailable=0", "maxUnavailable"},
 		{"speaker.terminationGracePeriodSeconds=0", "terminationGracePeriodSeconds"},
@@ -363,7 +364,8 @@ func TestPasswordsOfPeers(t *testing.T) {
 			[]string{"a", "b"}},
 		{"and listed", "speaker: {bgp: {passwordSecrets: [c, a]}}\nconfig: {peers: [{passwordSecretRef: {name: a}}]}",
 			[]string{"a", "c"}},
-		{"of a ConfigMap that the chart cannot see", "existingConfigMap: mine\nconfig: {peers: [{passwordSecretRef: {name: a}}]}", nil},
+		{"of a ConfigMap that the chart cannot see", "existingConfigMap: mine\nspeaker: {bgp: {passwordSecrets: [a]}}\n" +
+			"config: {peers: [{passwordSecretRef: {name: a}}]}", []string{"a"}},
 		{"of a configuration that the controller will refuse", "config: {peers: [{passwordSecretRef: a}, {passwordSecretRef: {name: 1}}, {}]}",
 			nil},
 	} {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
@@ -50,10 +51,14 @@ func TestServiceMonitors(t *testing.T) {
 		"--set=monitoring.scraper.name=prometheus-k8s", "--set=monitoring.scraper.namespace=monitoring"))
 	monitors, services := find[monitoringv1.ServiceMonitor](all), find[corev1.Service](all)
 	require.Len(t, monitors, 2)
+	withAdmission := find[corev1.Service](objects(t, render(t, "testdata/default.values.yaml", "--set=admission.enabled=true")))
 	for _, component := range []string{"controller", "speaker"} {
 		m, s := monitors["lodestone-"+component], services["lodestone-"+component+"-metrics"]
 		require.NotNil(t, m)
 		assert.Subset(t, s.Labels, m.Spec.Selector.MatchLabels)
+		for name, other := range withAdmission { // else Prometheus would read everything twice
+			assert.Equal(t, name == s.Name, labels.SelectorFromSet(m.Spec.Selector.MatchLabels).Matches(labels.Set(other.Labels)), name)
+		}
 		assert.Equal(t, "prometheus", m.Labels["release"])
 		require.Len(t, m.Spec.Endpoints, 1)
 		e := m.Spec.Endpoints[0]
