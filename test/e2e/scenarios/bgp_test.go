@@ -34,15 +34,20 @@ advertisements:
     bgp: {}
 `
 
-// tor and spine are the lab's routers, as peers; more keys can follow.
+// tor and spine are the lab's routers, as peers; more keys can follow. A story that is not about BFD has slow BFD: on a busy
+// machine a router may send nothing for 0.3 s.
 const (
 	torWithoutBFD = "\n  - {name: tor, address: 198.18.0.254, localASN: 64512, peerASN: 64513"
 
-	tor   = torWithoutBFD + ", bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
-	spine = "\n  - {name: spine, address: 198.18.0.253, localASN: 64512, peerASN: external, bfd: {transmitInterval: 100ms, " +
-		"receiveInterval: 100ms}"
+	slowBFD  = ", bfd: {transmitInterval: 1s, receiveInterval: 1s}"
+	quickBFD = ", bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
+
+	tor   = torWithoutBFD + slowBFD
+	spine = "\n  - {name: spine, address: 198.18.0.253, localASN: 64512, peerASN: external" + slowBFD
 	peers = "\npeers:" + tor + "}" + spine + "}\n"
 )
+
+var quickPeers = strings.ReplaceAll(peers, slowBFD, quickBFD)
 
 // dualStack asks for an address of each family.
 func dualStack(svc *corev1.Service) {
@@ -155,7 +160,7 @@ func TestRoutersKnowTheNodesWithEndpoints(t *testing.T) {
 // second, by BFD.
 func TestPowerLossBehindARouter(t *testing.T) {
 	s := begin(t)
-	s.config(routed + peers)
+	s.config(routed + quickPeers)
 	nodes := s.Lab.Nodes()
 	require.NoError(s, s.RunEcho(s.ctx, s.namespace, 2, nodes[0])) // no pods on the node that is lost
 	s.service("web", port("udp", corev1.ProtocolUDP, 80))
@@ -447,7 +452,7 @@ func TestLayer2AndBGPForOneService(t *testing.T) {
 // lost meanwhile is forgotten.
 func TestRoutersForgetANodeWithoutTheAPIServer(t *testing.T) {
 	s := begin(t)
-	s.config(routed + peers)
+	s.config(routed + quickPeers)
 	nodes := s.Lab.Nodes()
 	s.echo(3)
 	s.service("web")
@@ -467,7 +472,7 @@ func TestRoutersForgetANodeWithoutTheAPIServer(t *testing.T) {
 // alone.
 func TestOperatorSeesSessionsAndRoutes(t *testing.T) {
 	s := begin(t)
-	s.config(routed + peers)
+	s.config(routed + quickPeers)
 	s.echo(3)
 	s.service("web")
 	vip, nodes := s.assigned("web"), s.Lab.Nodes()

@@ -42,6 +42,10 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 			s.oneAnswerer(vip)
 		}
 	}
+	for _, set := range []string{"membership.existingSecret=lodestone-membership", "existingConfigMap=" + lodestone.ConfigMap} {
+		err := s.Upgrade(s.ctx, s.Lab.Chart(), "--set="+set)
+		require.ErrorContains(t, err, "is this release's own, and the upgrade would delete it")
+	}
 	s.own()
 	there := true
 	s.afterwards(func() { // whatever happened, the next story finds what it knows

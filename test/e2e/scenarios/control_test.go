@@ -88,7 +88,7 @@ func runStories(m *testing.M) (code int, err error) {
 
 // roomPercent is how long the processors have to be idle beside labs in which nothing happens. On a slow machine there are fewer
 // labs than places: a node without processor time loses packets that no load balancer could save.
-const roomPercent = 45
+const roomPercent = 70
 
 // idlePercent is for how much of the next time the processors are idle.
 func idlePercent(of time.Duration) (int, error) {

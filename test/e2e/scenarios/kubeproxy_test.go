@@ -80,6 +80,7 @@ func TestNodeWaitsForItsKubeProxy(t *testing.T) {
 	s.echo(3)
 	s.service("web")
 	vip := s.assigned("web")
+	s.steady(vip) // else what kube-proxy is to know when it goes on is of another story
 	node := s.owner(vip)
 	proxy, err := s.Lab.Process("kube-proxy-" + node)
 	require.NoError(t, err)
