@@ -104,7 +104,7 @@ var mayImport = []struct {
 		"speaker/bfd", "speaker/bgp", "speaker/detector/watch", "speaker/direct", "speaker/layer2/seal", "speaker/layer2/segment",
 		"speaker/layer2/wire", "speaker/membership/keys", "speaker/plan", "speaker/snapshot", "test/nft"},
 		"it runs the machines, those of bfd and bgp, too, and nothing that has a clock or a socket"},
-	{"speaker/podroutes", []string{"pkg/notify", "pkg/config", "speaker/netstate", "pkg/reason", "speaker/plan"},
+	{"speaker/podroutes", []string{"pkg/config", "pkg/loglimit", "pkg/notify", "speaker/netstate", "pkg/reason", "speaker/plan"},
 		"an announcer knows the plan's types and no other announcer"},
 }
 
