@@ -15,7 +15,7 @@
 //	informers.go    the API server's objects, as the plan needs them
 //	effects.go      executes the effects of package core
 //	report.go       Reporter: what the Lease reports about this speaker and its node
-//	bfd.go          Detector: ties BFD sessions to BGP sessions
+//	bfdtobgp.go     Detector: ties BFD sessions to BGP sessions
 //	kubeproxy.go    KubeProxy: whether kube-proxy is healthy
 //	nodeaddress.go  AddressWatch: whether the Node still has this speaker's address
 //	status.go       the status page, and the conditions of being ready

@@ -13,7 +13,7 @@
 // The files, from the outside in:
 //
 //	bgp.go         Announcer: the task that has the sessions
-//	machine.go     Machine: which sessions are wanted and what each sends, without a clock and sockets
+//	machine.go     Machine: which sessions are wanted, what each sends, and how long it pauses; without a clock and sockets
 //	session.go     a session: it connects, waits and tries again
 //	connect.go     its TCP connection; collision.go: one more, that the router opened
 //	open.go        OPEN messages, and what both sides can
