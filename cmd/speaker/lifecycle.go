@@ -15,10 +15,10 @@ type runner interface {
 }
 
 // runParts runs the loop until ctx ends or a part fails. The parts outlive the
-// loop: it needs them to hand over.
+// loop, those that have not failed: it needs them to hand over.
 func runParts(ctx context.Context, loop runner, parts ...runner) error {
 	living, end := context.WithCancel(context.WithoutCancel(ctx))
-	group, living := errgroup.WithContext(living)
+	group, failed := errgroup.WithContext(living)
 	for _, p := range parts {
 		group.Go(func() error {
 			if err := p.Run(living); err != nil {
@@ -29,9 +29,9 @@ func runParts(ctx context.Context, loop runner, parts ...runner) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(living, stop)()
+	defer context.AfterFunc(failed, stop)()
 	err := loop.Run(ctx)
-	if living.Err() != nil {
+	if failed.Err() != nil {
 		err = nil // a part has failed: what the loop meets without it only hides why
 	}
 	end()

@@ -89,6 +89,28 @@ func TestPartsOutliveTheLoop(t *testing.T) {
 	require.Equal(t, "announcer", <-needed.ended)
 }
 
+// So does it when another part fails, such as the one that finds that the Node has another address.
+func TestPartsOutliveTheLoopWhenOneFails(t *testing.T) {
+	t.Parallel()
+	needed := part{name: "announcer", ended: make(chan string, 1)}
+	loop := witness{handsOver{needed.ended}, make(chan error, 1)}
+	err := runParts(t.Context(), loop, part{name: "address", err: errors.New("another address")}, needed)
+	require.EqualError(t, err, "run address: another address")
+	require.NoError(t, <-loop.result)
+}
+
+// witness is a loop of which the result is known, too.
+type witness struct {
+	handsOver
+	result chan error
+}
+
+func (w witness) Run(ctx context.Context) error {
+	err := w.handsOver.Run(ctx)
+	w.result <- err
+	return err
+}
+
 // handsOver is a loop that takes a moment to end, and fails if the other part has ended meanwhile.
 type handsOver struct{ other chan string }
 
