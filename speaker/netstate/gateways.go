@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,7 @@ type GatewayWatcher struct {
 	log        *slog.Logger
 	buffer     int
 	ready      chan struct{}
+	listed     sync.Once                    // closes ready
 	view       atomic.Pointer[[]netip.Addr] // nil: not known yet
 	changed    notify.Signal
 	pause      time.Duration // before the next list; owned by Run
@@ -86,7 +88,7 @@ func (g *GatewayWatcher) Run(ctx context.Context) error {
 		} else {
 			g.log.Debug("resyncing gateways", "cause", lost)
 		}
-		g.declareReady()
+		g.listed.Do(func() { close(g.ready) })
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
@@ -160,15 +162,7 @@ func (g *GatewayWatcher) publish(addrs []netip.Addr) {
 		g.view.Store(&addrs)
 		g.changed.Notify()
 	}
-	g.declareReady()
-}
-
-func (g *GatewayWatcher) declareReady() {
-	select {
-	case <-g.ready:
-	default:
-		close(g.ready)
-	}
+	g.listed.Do(func() { close(g.ready) })
 }
 
 // isDefault reports whether the route is a default route of the main table.

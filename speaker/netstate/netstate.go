@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -89,6 +90,7 @@ type Watcher struct {
 	log       *slog.Logger
 	buffer    int
 	ready     chan struct{}
+	listed    sync.Once // closes ready
 	view      atomic.Pointer[[]Interface]
 	changed   notify.Signal
 }
@@ -187,11 +189,7 @@ func (w *Watcher) publish(t table) {
 		w.view.Store(&next)
 		w.changed.Notify()
 	}
-	select {
-	case <-w.ready:
-	default:
-		close(w.ready)
-	}
+	w.listed.Do(func() { close(w.ready) })
 }
 
 // subscription is a stream of notifications. Both channels are closed when their socket ends. Then lost has
@@ -293,7 +291,10 @@ func (t table) link(u netlink.LinkUpdate) bool {
 	}
 	old := t[a.Index]
 	if u.Header.Type == unix.RTM_DELLINK {
-		delete(t, a.Index)
+		// Its addresses go by messages of their own on another socket, from which those of one that is back already may have come.
+		if delete(t, a.Index); len(old.Addrs) > 0 {
+			t[a.Index] = Interface{Addrs: old.Addrs, Tentative: old.Tentative}
+		}
 		return old.Name != ""
 	}
 	if a.MTU == 0 && old.MTU != 0 {

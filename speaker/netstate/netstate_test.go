@@ -248,6 +248,25 @@ func TestInterfacesThatAreGoneLeaveNothing(t *testing.T) {
 	}
 }
 
+// An interface that leaves and comes back with its index keeps its new address, whichever socket is read first.
+func TestAnInterfaceThatComesBackKeepsItsNewAddress(t *testing.T) {
+	t.Parallel()
+	view := table{}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: 7, Name: "eth1"}}
+	addr := netlink.AddrUpdate{LinkIndex: 7, LinkAddress: *netipx.PrefixIPNet(netip.MustParsePrefix("198.18.0.1/24")), NewAddr: true}
+	come, gone := unix.NlMsghdr{Type: unix.RTM_NEWLINK}, unix.NlMsghdr{Type: unix.RTM_DELLINK}
+	view.link(netlink.LinkUpdate{Header: come, Link: link})
+	view.addr(addr)
+	for _, addr.NewAddr = range []bool{false, true} {
+		view.addr(addr)
+	}
+	view.link(netlink.LinkUpdate{Header: gone, Link: link})
+	view.link(netlink.LinkUpdate{Header: come, Link: link})
+	if got := view[7].Addrs; len(got) != 1 {
+		t.Errorf("it has %v", got)
+	}
+}
+
 // The newest address of IPv6 comes first in the kernel's list: one of privacy
 // extensions, or one that moves from node to node.
 func TestBesideAnAddressIsWhatLasts(t *testing.T) {
