@@ -43,7 +43,9 @@ func (t *Term) Granted(asked time.Time) {
 func (t *Term) Holds(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.asked.IsZero() && now.Sub(t.asked) < t.lease-t.margin
+	// The monotonic clock stands still while the machine is suspended, and the wall clock may be set: the longer time counts.
+	passed := max(now.Sub(t.asked), now.Round(0).Sub(t.asked.Round(0)))
+	return !t.asked.IsZero() && passed < t.lease-t.margin
 }
 
 // Resign records that no write of this replica is under way, and that none will be.
