@@ -324,7 +324,12 @@ func (d *Director) apply() error {
 	tables := Tables{}
 	var errs error
 	for i, f := range families {
-		errs = errors.Join(errs, d.applyTo(i, f, tables))
+		had := d.have[i] != nil
+		err := d.applyTo(i, f, tables)
+		if err != nil && had { // differences to a table that somebody else has removed, perhaps: now all is written
+			err = d.applyTo(i, f, tables)
+		}
+		errs = errors.Join(errs, err)
 	}
 	if errs != nil {
 		return errs

@@ -22,6 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -335,6 +336,24 @@ func TestChangedRulesGo(t *testing.T) {
 	}), errIPVS)
 	require.NotContains(t, host.Run("nft", "list", "tables"), tableName)
 	require.Equal(t, report.RulesWithIPVS, d.NoRules())
+}
+
+// A change comes before it was noticed that the rules were flushed: all are written, and nobody takes the node for one without rules.
+func TestAChangeAfterAFlush(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	of := plan.Direct{Ports: web, Backends: some("n1")}
+	take := func(services map[plan.LimitKey]plan.Direct) error {
+		return host.Do(func() error { d.take(plan.Forwarding{Services: services}); return d.err })
+	}
+	one, other := plan.LimitKey{VIP: vip4, Service: "default/web"}, plan.LimitKey{VIP: vip4.Next(), Service: "default/other"}
+	require.NoError(t, take(map[plan.LimitKey]plan.Direct{one: of}))
+	changed := d.Changed()
+	host.Run("nft", "flush ruleset")
+	require.NoError(t, take(map[plan.LimitKey]plan.Direct{one: of, other: of}))
+	require.True(t, d.InForce())
+	require.False(t, notify.Closed(changed))
+	require.Contains(t, host.Run("nft", "list table "+families[0].name()), "steer-")
 }
 
 // A node that has no rules for one reason, and then for another one, reports the second one.
