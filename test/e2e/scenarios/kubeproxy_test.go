@@ -78,7 +78,7 @@ func TestPoliciesAndModesOfKubeProxy(t *testing.T) {
 func TestNodeWaitsForItsKubeProxy(t *testing.T) {
 	s := begin(t)
 	s.echo(3)
-	s.service("web")
+	s.service("web", port("http", corev1.ProtocolTCP, 80), port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("web")
 	s.steady(vip) // else what kube-proxy is to know when it goes on is of another story
 	node := s.owner(vip)
