@@ -285,7 +285,7 @@ func services(scope kube.Scope) objects.View[*corev1.Service, *service] {
 			return scope.Announces(s) && (len(kube.VIPs(s)) > 0 || len(unmarked(s)) > 0)
 		},
 		Derive: func(s *corev1.Service) *service {
-			return &service{ObjectMeta: identity(&s.ObjectMeta), Service: snapshot.Service(s, scope), unmarked: unmarked(s)}
+			return &service{ObjectMeta: objects.Identity(s), Service: snapshot.Service(s, scope), unmarked: unmarked(s)}
 		},
 	}
 }
@@ -300,7 +300,7 @@ func unmarked(s *corev1.Service) []netip.Addr {
 
 func (c *cluster) keepSlice(s *discoveryv1.EndpointSlice) *slice {
 	of, endpoints := snapshot.EndpointsOf(s)
-	kept := &slice{ObjectMeta: identity(&s.ObjectMeta), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready),
+	kept := &slice{ObjectMeta: objects.Identity(s), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready),
 		notReady: c.hashes(endpoints.NotReady)}
 	if kept.serving = kept.ready; !slices.Equal(endpoints.Ready, endpoints.Serving) {
 		kept.serving = c.hashes(endpoints.Serving)
@@ -318,9 +318,5 @@ func (c *cluster) hashes(names []string) []uint64 {
 }
 
 func keepNode(n *corev1.Node) *node {
-	return &node{identity(&n.ObjectMeta), snapshot.Node(n)}
-}
-
-func identity(m *metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
+	return &node{objects.Identity(n), snapshot.Node(n)}
 }

@@ -235,12 +235,10 @@ func (r *Reporter) network() report.Network {
 			}
 		}
 	}
-	n := report.Network{Segments: []report.Segment{}, Forwards: r.Forwarding.InForce(), NoRules: r.Forwarding.NoRules()}
+	n := report.Network{Segments: layer2.Segments(r.Interfaces.Interfaces(), patterns...),
+		Forwards: r.Forwarding.InForce(), NoRules: r.Forwarding.NoRules()}
 	answers, known := r.KubeProxy.Answers()
 	n.KubeProxy, n.KubeProxyUnknown = answers, !known
-	for _, s := range layer2.Segments(r.Interfaces.Interfaces(), patterns...) {
-		n.Segments = append(n.Segments, s)
-	}
 	for _, c := range r.Conflicts.Conflicts() {
 		if hardware, err := net.ParseMAC(c.HardwareAddr); err == nil && len(hardware) == 6 {
 			n.Conflicts = append(n.Conflicts, report.Conflict{VIP: c.VIP, HardwareAddr: [6]byte(hardware), Announced: c.Announced})

@@ -10,6 +10,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/core"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -39,10 +40,8 @@ func (s *Speaker) health(current *config.Config, state kube.State) (core.Health,
 	membership.OK, membership.Message = s.Members.Joined()
 	dataPlane.OK, h.Sick, dataPlane.Message = s.DataPlane.Health()
 	forwarding := diagnose.Condition{Name: "direct forwarding", Message: "waiting for the first rules"}
-	select {
-	case <-s.Forwarder.Ready():
+	if notify.Closed(s.Forwarder.Ready()) {
 		forwarding.OK, forwarding.Message = true, "the first rules are there, if there are any"
-	default:
 	}
 	h.Joined, h.Healthy, h.Forwards = membership.OK, dataPlane.OK, forwarding.OK
 	return h, []diagnose.Condition{caches, config, membership, dataPlane, forwarding}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // election is the leader election, by the framework's flags. The framework
@@ -101,24 +102,10 @@ func (e *election) alive() error {
 }
 
 // over reports whether this process has led and does not any more.
-func (e *election) over() bool {
-	select {
-	case <-e.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (e *election) over() bool { return notify.Closed(e.ended) }
 
 // leads reports whether this process leads.
-func (e *election) leads() bool {
-	select {
-	case <-e.won:
-		return !e.over()
-	default:
-		return false
-	}
-}
+func (e *election) leads() bool { return notify.Closed(e.won) && !e.over() }
 
 // holds reports whether this process certainly has the lease, because it renewed the lease so
 // recently that nobody else can have taken it.

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // checks are the conditions under which this process does its part. The part of a standby is
@@ -39,10 +40,8 @@ func (p *process) configured() diagnose.Condition {
 }
 
 func (p *process) primed() diagnose.Condition {
-	select {
-	case <-p.services.Primed():
+	if notify.Closed(p.services.Primed()) {
 		return diagnose.Condition{Name: "services", OK: true, Message: "what Services hold is known"}
-	default:
 	}
 	message := "what Services hold is being read; nothing is allocated before"
 	if waiting := p.facts.Waiting(); len(waiting) > 0 {

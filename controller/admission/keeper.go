@@ -72,9 +72,6 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 	return k, nil
 }
 
-// String names the task.
-func (k *Keeper) String() string { return "admission certificate" }
-
 // Run keeps the certificate until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	tick := time.NewTicker(interval)
@@ -186,7 +183,7 @@ func (k *Keeper) serve(p *pair) {
 }
 
 // Name implements dynamiccertificates.CertKeyContentProvider.
-func (k *Keeper) Name() string { return k.String() }
+func (k *Keeper) Name() string { return "admission certificate" }
 
 // CurrentCertKeyContent implements dynamiccertificates.CertKeyContentProvider.
 func (k *Keeper) CurrentCertKeyContent() (certificate, key []byte) {

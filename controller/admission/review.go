@@ -16,7 +16,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -173,9 +172,5 @@ func clip(text string) string {
 	if len(text) <= maxWarning {
 		return text
 	}
-	end := maxWarning - len("...")
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + "..."
+	return strings.ToValidUTF8(text[:maxWarning-len("...")], "") + "..."
 }

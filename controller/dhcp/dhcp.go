@@ -108,9 +108,6 @@ func New(o Options) *Source {
 	return s
 }
 
-// String names the task.
-func (s *Source) String() string { return "dhcp " + s.name }
-
 // Set replaces the whole set of clients. A new client asks for an address. The lease of a
 // client that is gone is released, or left to expire if it was never confirmed to this
 // process. Set does not wait.

@@ -87,9 +87,6 @@ func New(o Options) (*Emitter, error) {
 	return n, nil
 }
 
-// String names the task.
-func (n *Emitter) String() string { return "lease events" }
-
 // Run emits Events of what changes until ctx ends.
 func (n *Emitter) Run(ctx context.Context) error {
 	if cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // emitMove looks them up
@@ -108,12 +105,8 @@ func keepLease(l *coordinationv1.Lease) *coordinationv1.Lease {
 
 // vipsOf is the index function of byVIP.
 func vipsOf(obj any) ([]string, error) {
-	svc, ok := obj.(*corev1.Service)
-	if !ok {
-		return nil, nil
-	}
 	var vips []string
-	for _, vip := range kube.VIPs(svc) {
+	for _, vip := range kube.VIPs(obj.(*corev1.Service)) {
 		vips = append(vips, vip.String())
 	}
 	return vips, nil
@@ -201,9 +194,7 @@ func (n *Emitter) servicesAt(vip netip.Addr) (all []*corev1.Service) {
 		return nil // the index exists
 	}
 	for _, obj := range objects {
-		if svc, ok := obj.(*corev1.Service); ok {
-			all = append(all, svc)
-		}
+		all = append(all, obj.(*corev1.Service))
 	}
 	return all
 }

@@ -54,9 +54,6 @@ type Writer struct{ o Options }
 // New returns a Writer that starts with Run.
 func New(o Options) *Writer { return &Writer{o} }
 
-// String names the task.
-func (w *Writer) String() string { return "pool status" }
-
 // Run writes the table when it is not what was written last, until ctx ends. What the controller that
 // led before has written stays until this one knows better.
 func (w *Writer) Run(ctx context.Context) error {

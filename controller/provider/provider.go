@@ -16,13 +16,13 @@ package provider
 import (
 	"log/slog"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	cloudprovider "k8s.io/cloud-provider"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // Name is the name of the cloud provider and the scheme of its provider IDs.
@@ -40,13 +40,8 @@ type Options struct {
 	Initialization Initialization
 	// ClusterCIDR is the value of --cluster-cidr. Empty: there are no routes to pods.
 	ClusterCIDR string
-	Events      Events
+	Events      kube.Events
 	Log         *slog.Logger
-}
-
-// Events takes Events on objects; kube.Recorder is one.
-type Events interface {
-	Event(object runtime.Object, eventType, reason, message string)
 }
 
 // Cloud implements cloudprovider.Interface and cloudprovider.InformerUser.

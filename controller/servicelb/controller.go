@@ -24,6 +24,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 const (
@@ -323,7 +324,7 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
-		longer, due = closed(config), finderAfter(config, facts, namespaces, c.Namespaces.Labels)
+		longer, due = notify.Closed(config), finderAfter(config, facts, namespaces, c.Namespaces.Labels)
 	}
 }
 
@@ -334,9 +335,9 @@ type finder func(*ledger.Ledger, time.Time) []string
 // have happened: what has become free is not reported again.
 func finderAfter(config, facts, namespaces <-chan struct{}, labels func(namespace string) map[string]string) finder {
 	switch {
-	case closed(config) || closed(facts):
+	case notify.Closed(config) || notify.Closed(facts):
 		return (*ledger.Ledger).Due
-	case closed(namespaces):
+	case notify.Closed(namespaces):
 		return func(l *ledger.Ledger, now time.Time) []string { return append(l.Relabeled(labels), l.Retry(now)...) }
 	}
 	return (*ledger.Ledger).Retry
@@ -353,21 +354,12 @@ func (c *Controller) tryAgain(due finder) (next time.Time) {
 	return next
 }
 
-func closed(signal <-chan struct{}) bool {
-	select {
-	case <-signal:
-		return true
-	default:
-		return false
-	}
-}
-
 // Describe implements prometheus.Collector.
 func (c *Controller) Describe(ch chan<- *prometheus.Desc) { c.metrics.describe(ch) }
 
 // Collect implements prometheus.Collector.
 func (c *Controller) Collect(ch chan<- prometheus.Metric) {
-	c.metrics.collect(c.ledger, closed(c.primed), ch)
+	c.metrics.collect(c.ledger, notify.Closed(c.primed), ch)
 }
 
 // Stats counts what the ledger has. It means little before Primed.

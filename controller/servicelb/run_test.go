@@ -30,6 +30,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 // watched is a ServiceInformer that watches a server.
@@ -142,7 +143,7 @@ func TestNothingIsAllocatedBeforeTheLedgerIsPrimed(t *testing.T) {
 	})
 	server.create("default/a-new", time.Unix(1e9, 0))
 	r := startRunning(t, server, config)
-	if closed(r.controller.Primed()) {
+	if notify.Closed(r.controller.Primed()) {
 		t.Error("primed without a configuration")
 	}
 	time.Sleep(100 * time.Millisecond)
@@ -163,7 +164,7 @@ type late struct {
 }
 
 func (f late) Current() (*clusterfacts.Facts, bool) {
-	if !closed(f.ready) {
+	if !notify.Closed(f.ready) {
 		return nil, false
 	}
 	return f.surroundings.Current()
@@ -180,7 +181,7 @@ func TestNothingIsAllocatedBeforeReportsAreRead(t *testing.T) {
 	server.create("default/new", time.Unix(1e9, 0))
 	r := startAmong(t, server, config, facts)
 	time.Sleep(100 * time.Millisecond)
-	if closed(r.controller.Primed()) || server.wrote() > 0 {
+	if notify.Closed(r.controller.Primed()) || server.wrote() > 0 {
 		t.Fatal("the reports of speakers were not waited for")
 	}
 	close(facts.ready)

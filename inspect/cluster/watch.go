@@ -54,9 +54,6 @@ func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 	return w
 }
 
-// String names the task.
-func (w *Watcher) String() string { return "cluster" }
-
 // Changed returns a channel that is closed as soon as Objects gives another
 // answer. Take the channel first, then ask: no change is missed.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed.Next() }

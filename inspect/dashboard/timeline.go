@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/output"
@@ -271,9 +270,5 @@ func clip(text string) string {
 	if len(text) <= maxText {
 		return text
 	}
-	end := maxText
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + "..."
+	return strings.ToValidUTF8(text[:maxText], "") + "..."
 }

@@ -96,9 +96,6 @@ func (w *Watcher) watch(name string, informer cache.SharedIndexInformer) *source
 	return s
 }
 
-// String names the task.
-func (w *Watcher) String() string { return "cluster facts" }
-
 // Current returns the facts; not ready, and nil, before all objects have been
 // listed once.
 func (w *Watcher) Current() (facts *Facts, ready bool) {

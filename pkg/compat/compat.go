@@ -78,14 +78,14 @@ type Wishes struct {
 // are then those that are understood.
 func (d Dialects) Read(svc *corev1.Service) (Wishes, error) {
 	w := Wishes{
-		Pools: ours(svc, annotation.AddressPool), Addresses: ours(svc, annotation.Addresses), SharingKey: ours(svc, annotation.SharingKey),
+		Pools: first(svc, annotation.AddressPool), Addresses: first(svc, annotation.Addresses), SharingKey: first(svc, annotation.SharingKey),
 		LoadBalancerIP: svc.Spec.LoadBalancerIP,
 	}
 	if d.metalLB && w.SharingKey == (Wish{}) {
-		w.SharingKey = first(svc, metalLBAllowSharedIP)
+		w.SharingKey = first(svc, metalLBAllowSharedIP...)
 	}
 	if d.metalLB && w.Pools == (Wish{}) {
-		w.Pools = first(svc, metalLBAddressPool)
+		w.Pools = first(svc, metalLBAddressPool...)
 		w.Pools.Text = PoolName(w.Pools.Text)
 	}
 	theirs := d.addresses(svc)
@@ -106,10 +106,10 @@ func (d Dialects) Read(svc *corev1.Service) (Wishes, error) {
 
 // addresses returns the addresses that the annotations of others ask for.
 func (d Dialects) addresses(svc *corev1.Service) (theirs []Wish) {
-	if w := first(svc, metalLBAddresses); d.metalLB && w != (Wish{}) {
+	if w := first(svc, metalLBAddresses...); d.metalLB && w != (Wish{}) {
 		theirs = append(theirs, w)
 	}
-	if w := first(svc, []string{KubeVIPAddresses}); d.kubeVIP && w != (Wish{}) {
+	if w := first(svc, KubeVIPAddresses); d.kubeVIP && w != (Wish{}) {
 		theirs = append(theirs, w)
 	}
 	return theirs
@@ -188,10 +188,8 @@ func nameCharacter(r rune) rune {
 	}
 }
 
-func ours(svc *corev1.Service, name string) Wish { return first(svc, []string{name}) }
-
 // first returns the wish of the first of these annotations that the Service has.
-func first(svc *corev1.Service, names []string) Wish {
+func first(svc *corev1.Service, names ...string) Wish {
 	for _, name := range names {
 		if text, ok := svc.Annotations[name]; ok {
 			if text = strings.TrimSpace(text); text == "" {

@@ -27,7 +27,7 @@ const (
 func (w *ConfigWatcher) Keep(ctx context.Context) error {
 	w.onChange(ctx, "last valid configuration not kept", func() (done bool, err error) {
 		if document, ok := w.valid(); ok {
-			return false, w.writeCopy(ctx, document)
+			return false, WriteConfigMap(ctx, w.client, w.opts.Namespace, config.LastValidName, config.Key, document)
 		}
 		return false, nil
 	})
@@ -70,10 +70,6 @@ func (w *ConfigWatcher) valid() (document string, ok bool) {
 		return "", false
 	}
 	return w.object.Data[config.Key], true
-}
-
-func (w *ConfigWatcher) writeCopy(ctx context.Context, document string) error {
-	return WriteConfigMap(ctx, w.client, w.opts.Namespace, config.LastValidName, config.Key, document)
 }
 
 // WriteConfigMap makes the text all that the ConfigMap contains, under the key. It creates one that is

@@ -96,7 +96,7 @@ const (
 
 // readRanges reads a ConfigMap, if it is that of the cloud provider.
 func (m *kubeVIP) readRanges(o *Object) {
-	var cm configMap
+	var cm corev1.ConfigMap
 	if err := json.Unmarshal(o.JSON, &cm); err != nil {
 		if o.Name == KubeVIPConfigMap {
 			m.decoded(o, "", nil, err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -18,15 +19,6 @@ const LegacyKey = "config"
 // ExtrasConfigMap is the ConfigMap whose key extras has more configuration for
 // FRR, in its own language.
 const ExtrasConfigMap = "bgpextras"
-
-// configMap has the fields that are read of a ConfigMap.
-type configMap struct {
-	metav1.TypeMeta `json:",inline"`
-	Metadata        metav1.ObjectMeta `json:"metadata"`
-	Data            map[string]string `json:"data"`
-	BinaryData      map[string][]byte `json:"binaryData"`
-	Immutable       *bool             `json:"immutable"`
-}
 
 // legacyConfig is the document in that ConfigMap.
 type legacyConfig struct {
@@ -85,7 +77,7 @@ type legacyAdvertisement struct {
 
 // readLegacy reads the ConfigMap of versions before v0.13. It ignores other ConfigMaps.
 func (m *metalLB) readLegacy(o *Object) {
-	var cm configMap
+	var cm corev1.ConfigMap
 	err := json.Unmarshal(o.JSON, &cm)
 	if err == nil && o.Name == ExtrasConfigMap && cm.Data["extras"] != "" {
 		m.decidef(o, "data.extras", "is in the language of FRR, which Lodestone does not have: look up what it does, and whether peers "+

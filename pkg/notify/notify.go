@@ -49,3 +49,13 @@ func Replace[T any](ch chan T, value T) {
 	}
 	ch <- value
 }
+
+// Closed reports whether the channel, on which nobody sends, is closed.
+func Closed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}

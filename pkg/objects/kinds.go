@@ -2,7 +2,7 @@ package objects
 
 import (
 	"slices"
-	"unicode/utf8"
+	"strings"
 	"unique"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -404,10 +404,7 @@ func shorten(text string, size int) string {
 	if len(text) <= size {
 		return text
 	}
-	for size > 0 && !utf8.RuneStart(text[size]) {
-		size--
-	}
-	return text[:size] + Cut // a copy: the rest is not kept
+	return strings.ToValidUTF8(text[:size], "") + Cut // a copy: the rest is not kept
 }
 
 func cut(text string) string { return shorten(text, maxText) }

@@ -84,7 +84,7 @@ func (d *detection) want() detector.Want {
 		settings = c.Membership
 	}
 	return detector.Want{
-		Members: d.table.members(), Keys: d.ring.beatKeys(),
+		Members: d.table.members(), Keys: d.ring.current().Beats(),
 		Timing: watch.Timing{Interval: settings.Heartbeat, Missed: settings.Missed},
 	}
 }

@@ -24,7 +24,6 @@ type ring struct {
 	mu            sync.Mutex
 	keys          keys.Ring
 	gossip, seals [][]byte
-	beats         [][]byte
 	// refused is why the Secret's content is not a valid key. Empty: it is valid.
 	refused string
 }
@@ -39,14 +38,7 @@ func (r *ring) current() keys.Ring {
 func (r *ring) set(to keys.Ring) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys, r.gossip, r.seals, r.beats = to, to.Gossip(), to.Seals(), to.Beats()
-}
-
-// beatKeys returns the keys of heartbeats that this speaker understands. It uses the first one.
-func (r *ring) beatKeys() [][]byte {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.beats
+	r.keys, r.gossip, r.seals = to, to.Gossip(), to.Seals()
 }
 
 // refuse records why the Secret's content is not a valid key, and reports whether that has changed. Empty:

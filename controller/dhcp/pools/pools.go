@@ -53,9 +53,6 @@ func New(log *slog.Logger) *Keeper {
 	}
 }
 
-// String names the task.
-func (k *Keeper) String() string { return "leases" }
-
 // Set implements servicelb.Leases. It does not wait.
 func (k *Keeper) Set(want map[string][]ledger.LeaseClient) {
 	k.mu.Lock()

@@ -49,11 +49,9 @@ func MetalLB(ctx context.Context, d dynamic.Interface, client kubernetes.Interfa
 		for i := range list.Items {
 			item := &list.Items[i]
 			gvk := item.GroupVersionKind()
-			o, err := object(item, gvk.Kind, gvk.Group, item)
-			if err != nil {
+			if err := add(&objects, item, gvk.Kind, gvk.Group); err != nil {
 				return nil, err
 			}
-			objects = append(objects, o)
 		}
 	}
 	found, err := configMap(ctx, client, namespace, migrate.LegacyKey)
@@ -87,15 +85,11 @@ func workloads(ctx context.Context, client kubernetes.Interface, namespace strin
 	if err != nil {
 		return nil, unread(err, "list", "daemonsets.apps", namespace)
 	}
-	add := func(of metav1.Object, kind string) {
-		o, failed := object(of, kind, "apps", of)
-		objects, err = append(objects, o), errors.Join(err, failed)
-	}
 	for i := range deployments.Items {
-		add(&deployments.Items[i], "Deployment")
+		err = errors.Join(err, add(&objects, &deployments.Items[i], "Deployment", "apps"))
 	}
 	for i := range sets.Items {
-		add(&sets.Items[i], "DaemonSet")
+		err = errors.Join(err, add(&objects, &sets.Items[i], "DaemonSet", "apps"))
 	}
 	return objects, err
 }
@@ -113,11 +107,9 @@ func KubeVIP(ctx context.Context, client kubernetes.Interface, namespace string)
 	}
 	for i := range sets.Items {
 		if set := &sets.Items[i]; runsKubeVIP(&set.Spec.Template.Spec) {
-			o, err := object(set, "DaemonSet", "apps", set)
-			if err != nil {
+			if err := add(&objects, set, "DaemonSet", "apps"); err != nil {
 				return nil, err
 			}
-			objects = append(objects, o)
 		}
 	}
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
@@ -129,11 +121,9 @@ func KubeVIP(ctx context.Context, client kubernetes.Interface, namespace string)
 		if controller := metav1.GetControllerOf(pod); controller != nil && controller.Kind == "DaemonSet" || !runsKubeVIP(&pod.Spec) {
 			continue
 		}
-		o, err := object(pod, "Pod", "", pod)
-		if err != nil {
+		if err := add(&objects, pod, "Pod", ""); err != nil {
 			return nil, err
 		}
-		objects = append(objects, o)
 	}
 	if len(objects) == 0 {
 		return nil, fmt.Errorf("there is no kube-vip in namespace %s: neither a DaemonSet, nor Pods, nor the ConfigMap %s; name its "+
@@ -154,7 +144,7 @@ func runsKubeVIP(pod *corev1.PodSpec) bool {
 }
 
 // configMap returns a ConfigMap, or nothing.
-func configMap(ctx context.Context, client kubernetes.Interface, namespace, name string) ([]migrate.Object, error) {
+func configMap(ctx context.Context, client kubernetes.Interface, namespace, name string) (objects []migrate.Object, err error) {
 	cm, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -162,8 +152,8 @@ func configMap(ctx context.Context, client kubernetes.Interface, namespace, name
 	case err != nil:
 		return nil, unread(err, "get", "configmaps", namespace)
 	}
-	o, err := object(cm, "ConfigMap", "", cm)
-	return []migrate.Object{o}, err
+	err = add(&objects, cm, "ConfigMap", "")
+	return objects, err
 }
 
 // withServices appends the Services of type LoadBalancer.
@@ -174,23 +164,22 @@ func withServices(ctx context.Context, client kubernetes.Interface, objects []mi
 	}
 	for i := range list.Items {
 		if svc := &list.Items[i]; svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
-			o, err := object(svc, "Service", "", svc)
-			if err != nil {
+			if err := add(&objects, svc, "Service", ""); err != nil {
 				return nil, err
 			}
-			objects = append(objects, o)
 		}
 	}
 	return objects, nil
 }
 
-// object turns an API object into one to migrate.
-func object(meta metav1.Object, kind, group string, body any) (migrate.Object, error) {
-	text, err := json.Marshal(body)
+// add adds an API object as one to migrate.
+func add(to *[]migrate.Object, of metav1.Object, kind, group string) error {
+	text, err := json.Marshal(of)
 	if err != nil {
-		return migrate.Object{}, fmt.Errorf("%s %s/%s: %w", kind, meta.GetNamespace(), meta.GetName(), err)
+		return fmt.Errorf("%s %s/%s: %w", kind, of.GetNamespace(), of.GetName(), err)
 	}
-	return migrate.Object{From: from, Kind: kind, Group: group, Namespace: meta.GetNamespace(), Name: meta.GetName(), JSON: text}, nil
+	*to = append(*to, migrate.Object{From: from, Kind: kind, Group: group, Namespace: of.GetNamespace(), Name: of.GetName(), JSON: text})
+	return nil
 }
 
 // unread returns why something cannot be read. If a right is missing, it names the right.
