@@ -69,9 +69,15 @@ func runStories(m *testing.M) (code int, err error) {
 		}
 	}()
 	for len(clusters) > 1 {
-		idle, err := idlePercent(10 * time.Second)
-		if err != nil {
-			return 1, err
+		idle := 0
+		for range 3 { // something else may run for a while
+			now, err := idlePercent(10 * time.Second)
+			if err != nil {
+				return 1, err
+			}
+			if idle = max(idle, now); idle >= roomPercent {
+				break
+			}
 		}
 		fmt.Printf("lab: the processors are idle for %d %% beside %d labs without a story\n", idle, len(clusters))
 		if idle >= roomPercent {
