@@ -101,7 +101,8 @@ type Director struct {
 	shortcut shortcut
 	line     *line
 	missing  [2]bool // by family: the kernel has no table, and should
-	full     bool    // conntrack is nearly full
+	writes   [2]attempts
+	full     bool // conntrack is nearly full
 	logged   summary
 	began    bool // the rules of an earlier Director are taken over or gone
 	err      error
@@ -260,7 +261,8 @@ func (d *Director) take(want plan.Forwarding) {
 func (d *Director) reconcile() {
 	now := time.Now()
 	d.advance(now)
-	left, err := d.shortcut.clear(now), error(nil)
+	d.shortcut.clear(now) //nolint:errcheck // see below: a change may leave rules, too
+	var err error
 	if d.busy() {
 		err = d.look()
 	} else {
@@ -270,7 +272,7 @@ func (d *Director) reconcile() {
 		err = d.apply()
 		d.stale = err != nil
 	}
-	err = errors.Join(err, d.refused, left)
+	err = errors.Join(err, d.refused, d.shortcut.left[0].err, d.shortcut.left[1].err)
 	if err != nil && (d.err == nil || d.err.Error() != err.Error()) {
 		d.Log.Error("direct forwarding not up to date: VIPs work without", "err", err, "hint", hint(err))
 	} else if err == nil && d.err != nil {
@@ -324,12 +326,15 @@ func (d *Director) apply() error {
 	tables := Tables{}
 	var errs error
 	for i, f := range families {
-		had := d.have[i] != nil
-		err := d.applyTo(i, f, tables)
-		if err != nil && had { // differences to a table that somebody else has removed, perhaps: now all is written
-			err = d.applyTo(i, f, tables)
-		}
-		errs = errors.Join(errs, err)
+		// A kernel that refuses the rules goes through all of them each time, while kube-proxy waits for its turn.
+		errs = errors.Join(errs, d.writes[i].try(time.Now(), lastWrite, func() error {
+			had := d.have[i] != nil
+			err := d.applyTo(i, f, tables)
+			if err != nil && had { // differences to a table that somebody else has removed, perhaps: now all is written
+				err = d.applyTo(i, f, tables)
+			}
+			return err
+		}))
 	}
 	if errs != nil {
 		return errs

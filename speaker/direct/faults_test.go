@@ -338,6 +338,23 @@ func TestChangedRulesGo(t *testing.T) {
 	require.Equal(t, report.RulesWithIPVS, d.NoRules())
 }
 
+// A kernel that refuses the rules is not asked again at once: it goes through all of them, and kube-proxy waits for its turn.
+func TestRefusedRulesWaitForTheNextAttempt(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	release := (&node{Host: host}).occupy(t, families[0])
+	of := plan.Direct{Ports: web, Backends: some("n1")}
+	require.ErrorIs(t, host.Do(func() error {
+		d.take(plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: of}})
+		return d.err
+	}), unix.EPERM)
+	release()
+	again := func() error { return host.Do(func() error { d.reconcile(); return d.err }) }
+	require.ErrorIs(t, again(), unix.EPERM, "it was refused a moment ago")
+	time.Sleep(firstRetry)
+	require.NoError(t, again())
+}
+
 // A change comes before it was noticed that the rules were flushed: all are written, and nobody takes the node for one without rules.
 func TestAChangeAfterAFlush(t *testing.T) {
 	t.Parallel()

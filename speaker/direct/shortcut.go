@@ -14,8 +14,9 @@ const (
 	// After a look-up in conntrack, which may have a million entries, the Director waits for lookFactor
 	// times as long as the look-up took, a keptInterval at most.
 	lookFactor = 20
-	// Rules that could not be removed are tried again after firstRetry, and each time after twice as long, lastRetry at most.
-	firstRetry, lastRetry = time.Second, time.Minute
+	// What the kernel refuses is tried again after firstRetry, and each time after twice as long: to remove rules lastRetry at
+	// most, to write some lastWrite.
+	firstRetry, lastRetry, lastWrite = time.Second, time.Minute, 10 * time.Second
 )
 
 // shortcut hands packets over at the interface where they come in (shortcutrules.go). The rules after conntrack
@@ -42,10 +43,29 @@ type shortcut struct {
 // left are rules in the kernel that are to be removed, whatever they are: those of an earlier Director, and those whose
 // last change failed. Without a Director they would hand packets over until the guard ends.
 type left struct {
-	may  bool // there may be some
+	may bool // there may be some
+	attempts
+}
+
+// attempts are those at something that the kernel may refuse.
+type attempts struct {
 	next time.Time
 	wait time.Duration
-	err  error // why they were not removed
+	err  error // of the last one
+}
+
+// try does it, unless the kernel has refused it so short a time ago that the next attempt is not due.
+func (a *attempts) try(now time.Time, most time.Duration, do func() error) error {
+	if now.Before(a.next) {
+		return a.err
+	}
+	if a.err = do(); a.err == nil {
+		*a = attempts{}
+	} else {
+		a.wait = min(max(firstRetry, 2*a.wait), most)
+		a.next = now.Add(a.wait)
+	}
+	return a.err
 }
 
 // restrict removes the shortcut of the Services that a change affects, in the transaction of that change.
@@ -87,16 +107,10 @@ func (s *shortcut) drop(i int, now time.Time) {
 // clear removes rules that are left, and returns why it could not.
 func (s *shortcut) clear(now time.Time) (err error) {
 	for i, f := range shortcuts {
-		l := &s.left[i]
-		if l.may && !now.Before(l.next) {
-			if l.err = s.remove(f); l.err == nil {
-				*l = left{}
-			} else {
-				l.wait = min(max(firstRetry, 2*l.wait), lastRetry)
-				l.next = now.Add(l.wait)
-			}
+		if l := &s.left[i]; l.may {
+			failed := l.try(now, lastRetry, func() error { return s.remove(f) })
+			l.may, err = failed != nil, errors.Join(err, failed)
 		}
-		err = errors.Join(err, l.err)
 	}
 	return err
 }
