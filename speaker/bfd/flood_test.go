@@ -108,7 +108,7 @@ func TestFloodOfEveryPort(t *testing.T) {
 			sent, received = counts(name)
 			sent, received = sent-sentBefore[name], received-receivedBefore[name]
 			return received+1 >= sent
-		}, time.Second, 10*ms, name)
+		}, answerTimeout, 10*ms, name)
 		t.Logf("%s: %d of %d packets of the peer came", name, received, sent)
 		assert.Greater(t, sent, uint64(20), name)
 	}

@@ -466,6 +466,8 @@ func TestWithheld(t *testing.T) {
 	w.has(f, vip4)
 	w.until("withdrawal", func() bool { return path(f, more4) == nil }, func() any { return path(f, more4) })
 	require.Equal(t, map[Withholding]int{"not_permitted": 2}, w.status("tor").Withheld)
+	sent := &(*w.announcer.published.Load())["tor"].updatesSent // counted once sent
+	w.until("the last UPDATE's count", func() bool { return sent.Load() >= 5 }, func() any { return sent.Load() })
 	problems, err := testutil.GatherAndLint(w.registry)
 	require.NoError(t, err)
 	require.Empty(t, problems)

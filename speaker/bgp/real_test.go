@@ -259,7 +259,8 @@ func TestPassivePeer(t *testing.T) {
 	w.passwords.set(key, "rotated")
 	w.set()
 	f.Configure("router bgp 64513", "neighbor 198.18.0.1 password rotated")
-	w.down("tor", "the password has changed")
+	w.until("the end of the session in the log", // the router may be back before anybody looks
+		func() bool { return strings.Contains(w.log.String(), "the password has changed") }, func() any { return w.log.String() })
 	w.up("tor")
 	w.has(f, vip4)
 

@@ -246,7 +246,7 @@ func TestKeyThatNobodyElseHas(t *testing.T) {
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &node},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	n3 := c.start("n3", func(o *Options) { o.KeyInterval, o.keyTimeout = 10*time.Millisecond, time.Second })
+	n3 := c.start("n3", func(o *Options) { o.KeyInterval, o.keyTimeout = 10*time.Millisecond, 5*time.Second })
 	n3.wait("waiting", func() bool {
 		_, status := n3.Joined()
 		return strings.HasPrefix(status, "waiting for 1 speakers that use another membership key, one on node taken")

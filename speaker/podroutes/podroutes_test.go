@@ -124,7 +124,7 @@ func TestOthersAtTheTable(t *testing.T) {
 	n.ping(t, "10.244.2.2")
 	n.Run("ip", "route", "del", "10.244.2.0/24", "proto", "bird")
 	n.wantRoutes(t, toOthers(2, 3)...)
-	require.Empty(t, n.table.Status().Problems)
+	require.Eventually(t, func() bool { return len(n.table.Status().Problems) == 0 }, testTimeout, 10*time.Millisecond)
 
 	// One that takes our place is not pushed out, either.
 	n.Run("ip", "route", "replace", "10.244.2.0/24", "via", "198.18.0.3", "proto", "static", "metric", "76")

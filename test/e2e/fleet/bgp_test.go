@@ -20,7 +20,7 @@ import (
 const routed = "advertisements: [{name: all, bgp: {}}]\npeers: [{name: tor, address: 198.18.255.252, localASN: 64512, peerASN: 64513, " +
 	"connectRetry: 1s%s}]\n"
 
-const fastBFD = ", bfd: {transmitInterval: 100ms, receiveInterval: 100ms}"
+const fastBFD = ", bfd: {transmitInterval: 300ms, receiveInterval: 300ms}"
 
 // routedFleet is two nodes and a router.
 type routedFleet struct {
@@ -137,7 +137,7 @@ type policy struct {
 // The timers are those of the test: the table names only the keys.
 const (
 	holdTime, restartTime = 6 * time.Second, 9 * time.Second
-	// soon is more than BFD takes with 100 ms x 3, on a machine with other things
+	// soon is more than BFD takes with 300 ms x 3, on a machine with other things
 	// to do, and less than a hold time that has just begun lasts at least: a
 	// keepalive is two seconds old at most.
 	soon, silence = 2 * time.Second, holdTime - 2*time.Second - 100*time.Millisecond
@@ -229,7 +229,7 @@ func (f *routedFleet) speakerKilled(p policy) {
 	f.losesNothing(func() {
 		require.NoError(f.t, f.EndSpeaker("n1", unix.SIGKILL))
 		if p.graceful {
-			f.goesOnSendingTo(time.Second, "n1", "n2")
+			f.goesOnSendingTo(soon, "n1", "n2") // longer than BFD takes
 		} else {
 			require.Less(f.t, f.sendsTo("n2"), soon)
 		}
@@ -256,11 +256,14 @@ func (f *routedFleet) linkLost(p policy) {
 }
 
 func (f *routedFleet) takenOut(p policy) {
-	before := f.session("n1")
+	const asked = "draining: routers are asked to prefer other nodes"
+	before, times := f.session("n1"), f.logged("n1", asked)
 	f.losesNothing(func() {
 		require.NoError(f.t, f.Label("n1", map[string]string{"node.kubernetes.io/exclude-from-external-load-balancers": ""}))
-		f.until("the router is asked to prefer others",
-			func() bool { text, _ := f.table("n1"); return strings.Contains(text, "graceful-shutdown") })
+		f.until("the router is asked to prefer others", func() bool { // for two seconds, which vtysh may miss
+			text, _ := f.table("n1")
+			return strings.Contains(text, "graceful-shutdown") || f.logged("n1", asked) > times
+		})
 		f.sendsTo("n2")
 		f.until("the routes are gone", func() bool { _, knows := f.table("n1"); return !knows })
 		require.NoError(f.t, f.Label("n1", nil))

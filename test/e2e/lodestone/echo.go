@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -97,23 +96,29 @@ func (i *Installation) answersAll(ctx context.Context, from string, target netip
 	return errors.Join(err, stopped, i.answeredByTheLiving(ctx, record))
 }
 
-// answeredByTheLiving checks that no answer is from a pod whose namespace goes: a
-// kube-proxy that is late sends to those of the Service that had the address before.
+// answeredByTheLiving checks that each answer is from a pod that is there and stays: a kube-proxy that is late sends to pods
+// that have been deleted and still answer for a moment, also to those of the Service that had the address before.
 func (i *Installation) answeredByTheLiving(ctx context.Context, record probe.Record) error {
 	namespaces, err := i.Kube.CoreV1().Namespaces().List(ctx,
-		metav1.ListOptions{FieldSelector: "status.phase=" + string(corev1.NamespaceTerminating)})
+		metav1.ListOptions{FieldSelector: "status.phase=" + string(corev1.NamespaceActive)})
 	if err != nil {
 		return fmt.Errorf("list namespaces: %w", err)
 	}
+	living := map[string]bool{}
 	for _, namespace := range namespaces.Items {
 		pods, err := i.Kube.CoreV1().Pods(namespace.Name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return fmt.Errorf("list pods: %w", err)
 		}
 		for _, pod := range pods.Items {
-			if slices.ContainsFunc(record.Answers, func(a probe.Answer) bool { return a.Pod == pod.Name }) {
-				return fmt.Errorf("pod %s of namespace %s answers, which goes", pod.Name, namespace.Name)
+			if pod.DeletionTimestamp == nil {
+				living[pod.Name] = true
 			}
+		}
+	}
+	for _, a := range record.Answers {
+		if !living[a.Pod] {
+			return fmt.Errorf("pod %s answers, which goes or has gone", a.Pod)
 		}
 	}
 	return nil

@@ -410,8 +410,15 @@ func TestServicesWithDirectForwarding(t *testing.T) {
 		for _, node := range s.Lab.Nodes() {
 			_, err := probe.Get(s.ctx, s.Lab.Namespace(node), target(vip))
 			require.NoError(t, err, "%s itself is a client", node)
-			require.Equal(t, serving[node] > 0, s.status(fmt.Sprintf("http://%s/healthz",
-				netip.AddrPortFrom(s.Lab.Addresses(node)[0], uint16(s.get("web").Spec.HealthCheckNodePort))), "") == http.StatusOK, node)
+			health := fmt.Sprintf("http://%s/healthz",
+				netip.AddrPortFrom(s.Lab.Addresses(node)[0], uint16(s.get("web").Spec.HealthCheckNodePort)))
+			s.eventually("kube-proxy of "+node+" reports whether it has a pod", func() error {
+				code, _, err := s.fetch(health, "")
+				if err == nil && (code == http.StatusOK) != (serving[node] > 0) {
+					err = fmt.Errorf("it answers %d", code)
+				}
+				return err
+			})
 		}
 		pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{LabelSelector: "app=" + lodestone.EchoName})
 		require.NoError(t, err)

@@ -48,10 +48,11 @@ func TestNodePowerLossTwentyTimes(t *testing.T) {
 	s.losePower(vip, 20)
 }
 
-// usualOutage and longestOutage bound the outage that a client sees when a node loses its power. usualOutage is ten times the
-// median of a quiet machine, and half of the time that memberlist alone would take. Waiting for the end of a Lease or of an ARP
+// usualOutage and longestOutage bound the outage that a client sees when a node loses its power. usualOutage is what
+// failover: conservative takes while loops are late, and half of that again: three quarters of the time that memberlist alone would
+// take. Waiting for the end of a Lease or of an ARP
 // entry would take longer than longestOutage.
-const usualOutage, longestOutage = time.Second, 5 * time.Second
+const usualOutage, longestOutage = 1500 * time.Millisecond, 5 * time.Second
 
 // losePower cuts the owner of the VIP off so many times: another node takes
 // over each time, alone and soon.

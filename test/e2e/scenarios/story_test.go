@@ -144,12 +144,14 @@ func (s *story) always(d time.Duration, what string, check func() error) {
 // time for a second was away for that second.
 func (s *story) mostly(d time.Duration, what string, check func() error) {
 	s.Helper()
-	right := time.Now()
-	for deadline := right.Add(d); time.Now().Before(deadline) || time.Since(right) > time.Second; time.Sleep(50 * time.Millisecond) {
+	var wrong time.Time // when the first look ended that found something; zero: the last one found nothing
+	for deadline := time.Now().Add(d); time.Now().Before(deadline) || !wrong.IsZero(); time.Sleep(50 * time.Millisecond) {
 		switch err := check(); {
 		case err == nil:
-			right = time.Now()
-		case time.Since(right) > 5*time.Second:
+			wrong = time.Time{}
+		case wrong.IsZero():
+			wrong = time.Now()
+		case time.Since(wrong) > 5*time.Second:
 			require.NoError(s, err, "it must stay true that %s", what)
 		}
 	}
