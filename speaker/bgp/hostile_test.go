@@ -467,7 +467,8 @@ func TestConnectionFromBeforeANewPassword(t *testing.T) {
 		}
 	}, func() any { return w.status("tor") })
 	connect("new")
-	w.until("a session with the new password", func() bool { return w.up("tor").Since.After(first.Since) }, func() any { return w.status("tor") })
+	w.until("a session with the new password", func() bool { return w.up("tor").Since.After(first.Since) },
+		func() any { return w.status("tor") })
 }
 
 // A session that is up survives a moment without a route to the router.
