@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 )
@@ -242,27 +244,19 @@ func services(before, after *State) (all []Transition) {
 }
 
 func conflicts(before, after *State) (all []Transition) {
-	had, has := setOf(before.Conflicts), setOf(after.Conflicts)
+	had, has := sets.New(before.Conflicts...), sets.New(after.Conflicts...)
 	for _, c := range after.Conflicts {
-		if !had[c] {
+		if !had.Has(c) {
 			all = append(all, Transition{Tone: Bad, About: "conflict", Text: clip(c.String())})
 		}
 	}
 	for _, c := range before.Conflicts {
-		if !has[c] {
+		if !has.Has(c) {
 			all = append(all, Transition{Tone: Good, About: "conflict",
 				Text: fmt.Sprintf("%s does not see another machine with %s any more", c.Node, c.VIP)})
 		}
 	}
 	return all
-}
-
-func setOf[T comparable](all []T) map[T]bool {
-	set := make(map[T]bool, len(all))
-	for _, t := range all {
-		set[t] = true
-	}
-	return set
 }
 
 // clip cuts a text where it becomes too long.

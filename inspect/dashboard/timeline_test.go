@@ -56,7 +56,7 @@ func TestALostNodeCostsLittle(t *testing.T) {
 		}
 		return [2]*State{state(before...), state(after...)}
 	}
-	testcost.Grows(t, "a lost node", states(500), states(4000), func(s [2]*State) { moves(s[0], s[1]) })
+	testcost.Grows(t, "a lost node", states(1000), states(4000), func(s [2]*State) { moves(s[0], s[1]) })
 }
 
 func TestMovesAreShownTogether(t *testing.T) {

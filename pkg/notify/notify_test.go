@@ -10,25 +10,16 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
-func closed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
-}
-
 func TestSignal(t *testing.T) {
 	t.Parallel()
 	var s notify.Signal
 	s.Notify() // nobody listens
 	first, second := s.Next(), s.Next()
-	assert.False(t, closed(first))
+	assert.False(t, notify.Closed(first))
 	s.Notify()
-	assert.True(t, closed(first))
-	assert.True(t, closed(second))
-	assert.False(t, closed(s.Next()), "an earlier change does not notify again")
+	assert.True(t, notify.Closed(first))
+	assert.True(t, notify.Closed(second))
+	assert.False(t, notify.Closed(s.Next()), "an earlier change does not notify again")
 }
 
 // A goroutine that takes the channel before it reads the state misses no change.
