@@ -29,6 +29,7 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"maps"
+	"math"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -55,7 +56,7 @@ type Electorate struct {
 // voters is the part that does not depend on which nodes are able.
 type voters struct {
 	names  []string
-	all    []voter
+	hashes []uint64 // of the names
 	index  map[string]int32
 	blocks map[netip.Addr]*block
 	// deputies are the owners of a block without one of its nodes.
@@ -63,15 +64,13 @@ type voters struct {
 	tally    tally
 }
 
+// nobody is in the place of a node.
+const nobody int32 = -1
+
 // without is a block and a node that is lost.
 type without struct {
 	first netip.Addr
 	node  int32
-}
-
-type voter struct {
-	hash uint64
-	node int32 // its place among the names
 }
 
 // block is who owns its addresses while all nodes are able, as far as somebody
@@ -92,7 +91,7 @@ func New(nodes map[string]bool) *Electorate {
 	}
 	for i, name := range v.names {
 		v.index[name] = int32(i)
-		v.all = append(v.all, voter{hashName(name), int32(i)})
+		v.hashes = append(v.hashes, hashName(name))
 	}
 	return v.electorate(nodes)
 }
@@ -120,47 +119,40 @@ func (v *voters) electorate(nodes map[string]bool) *Electorate {
 }
 
 // Owner returns the node that owns the address, or "" when no node is able.
-func (e *Electorate) Owner(vip netip.Addr) string {
-	return e.first(vip, e.able)
-}
+func (e *Electorate) Owner(vip netip.Addr) string { return e.OwnerAmong(vip, nil) }
 
-// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint. Nil: all nodes.
+// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint. Nil: all nodes. It
+// returns the first node in the address's order that is able.
 func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
-	if nodes == nil {
-		return e.Owner(vip)
-	}
-	able := make([]bool, len(e.able))
-	for name, in := range nodes {
-		if i, ok := e.index[name]; ok {
-			able[i] = in && e.able[i]
-		}
-	}
-	return e.first(vip, able)
-}
-
-// first returns the first node in the address's order that is able.
-func (v *voters) first(vip netip.Addr, able []bool) string {
+	may := func(i int32) bool { return i != nobody && e.able[i] && (nodes == nil || nodes[e.names[i]]) }
 	block, offset := place(vip)
-	owner := v.decide(block, offset+1).owners[offset]
-	if owner < 0 {
-		return ""
+	owner := e.decide(block, offset+1).owners[offset]
+	if owner != nobody && !may(owner) {
+		owner = e.depute(block, owner)[offset]
 	}
-	if !able[owner] {
-		owner = v.depute(block, owner)[offset]
+	if may(owner) {
+		return e.names[owner]
 	}
-	if owner >= 0 && able[owner] {
-		return v.names[owner]
-	}
-	hash, best := hashAddr(vip), ranking{node: -1}
-	for i, ok := range able {
-		if ok {
-			best.offer(int32(i), score(hash, v.all[i].hash))
+	hash, best, most := hashAddr(vip), nobody, uint64(0)
+	offer := func(i int32) { // in any order
+		if s := score(hash, e.hashes[i]); may(i) && (best == nobody || s > most || s == most && i < best) {
+			best, most = i, s
 		}
 	}
-	if best.node < 0 {
+	if nodes == nil {
+		for i := range e.hashes {
+			offer(int32(i))
+		}
+	}
+	for name := range nodes {
+		if i, known := e.index[name]; known {
+			offer(i)
+		}
+	}
+	if best == nobody {
 		return ""
 	}
-	return v.names[best.node]
+	return e.names[best]
 }
 
 // decide returns the block. At least its first count addresses have an owner then.
@@ -169,12 +161,12 @@ func (v *voters) decide(first netip.Addr, count int) *block {
 	if b == nil {
 		b = &block{}
 		for i := range b.owners {
-			b.owners[i] = -1
+			b.owners[i] = nobody
 		}
 		remember(v.blocks, first, b)
 	}
 	if b.decided < count {
-		v.fill(&b.owners, first, count, v.all)
+		v.fill(&b.owners, first, count, nobody)
 		b.decided = count
 	}
 	return b
@@ -197,11 +189,10 @@ func (v *voters) depute(first netip.Addr, lost int32) *[blockSize]int32 {
 	owners := v.decide(first, blockSize).owners
 	for i, o := range owners {
 		if o == lost {
-			owners[i] = -1
+			owners[i] = nobody
 		}
 	}
-	rest := slices.DeleteFunc(slices.Clone(v.all), func(other voter) bool { return other.node == lost })
-	v.fill(&owners, first, blockSize, rest)
+	v.fill(&owners, first, blockSize, lost)
 	remember(v.deputies, key, &owners)
 	return &owners
 }
@@ -209,39 +200,44 @@ func (v *voters) depute(first netip.Addr, lost int32) *[blockSize]int32 {
 // fill gives each of the block's first limit addresses without an owner, in
 // order, the best of the nodes that has room for it: among the first
 // addresses, up to the next power of two, and in the whole block. Nodes that
-// own addresses already may leave room only in the block.
-func (v *voters) fill(owners *[blockSize]int32, first netip.Addr, limit int, nodes []voter) {
-	if len(nodes) == 0 {
+// own addresses already may leave room only in the block. The lost node, if it is not nobody, gets none.
+func (v *voters) fill(owners *[blockSize]int32, first netip.Addr, limit int, lost int32) {
+	nodes, load, total := len(v.names), v.tally.load, v.tally.total
+	if lost != nobody {
+		nodes--
+		total[lost] = math.MaxInt // it has no room
+		defer func() { total[lost] = 0 }()
+	}
+	if nodes == 0 {
 		return
 	}
-	load, total := v.tally.load, v.tally.total
 	for _, o := range owners {
-		if o >= 0 {
+		if o != nobody {
 			total[o]++
 		}
 	}
-	counted, blockRoom := 0, share(blockSize, len(nodes))
+	counted, blockRoom := 0, share(blockSize, nodes)
 	for i, addr := 0, first; i < limit; i, addr = i+1, addr.Next() {
 		count := 1 << bits.Len(uint(i)) // 1, 2, 4, 4, 8, ...
 		for ; counted < count; counted++ {
-			if o := owners[counted]; o >= 0 {
+			if o := owners[counted]; o != nobody {
 				load[o]++
 			}
 		}
-		if owners[i] >= 0 {
+		if owners[i] != nobody {
 			continue
 		}
 		hash := hashAddr(addr)
-		best := v.tally.best(hash, nodes, share(count, len(nodes)), blockRoom)
-		if best < 0 {
-			best = v.tally.best(hash, nodes, blockSize, blockRoom)
+		best := v.best(hash, share(count, nodes), blockRoom)
+		if best == nobody {
+			best = v.best(hash, blockSize, blockRoom)
 		}
 		owners[i] = best
 		load[best]++
 		total[best]++
 	}
 	for _, o := range owners {
-		if o >= 0 {
+		if o != nobody {
 			load[o], total[o] = 0, 0
 		}
 	}
@@ -252,14 +248,14 @@ func (v *voters) fill(owners *[blockSize]int32, first netip.Addr, limit int, nod
 type tally struct{ load, total []int }
 
 // best returns the node with the best score for the hash among those with room,
-// or -1. An election spends most of its time here, so the room of a node is looked at
+// or nobody. An election spends most of its time here, so the room of a node is looked at
 // only if its score is good enough.
-func (t *tally) best(hash uint64, nodes []voter, room, blockRoom int) int32 {
-	best, most := int32(-1), uint64(0)
-	for i := range nodes {
-		if s := score(hash, nodes[i].hash); s >= most {
-			if n := nodes[i].node; (s > most || best < 0) && t.load[n] < room && t.total[n] < blockRoom {
-				best, most = n, s
+func (v *voters) best(hash uint64, room, blockRoom int) int32 {
+	best, most := nobody, uint64(0)
+	for i, h := range v.hashes {
+		if s := score(hash, h); s > most || best == nobody {
+			if v.tally.load[i] < room && v.tally.total[i] < blockRoom {
+				best, most = int32(i), s
 			}
 		}
 	}
@@ -268,18 +264,6 @@ func (t *tally) best(hash uint64, nodes []voter, room, blockRoom int) int32 {
 
 // share is the most that each of n nodes may own of count addresses.
 func share(count, n int) int { return (5*count + 4*n - 1) / (4 * n) }
-
-// ranking keeps the best of the nodes offered to it, whatever their order.
-type ranking struct {
-	node  int32
-	score uint64
-}
-
-func (r *ranking) offer(node int32, score uint64) {
-	if r.node < 0 || score > r.score || score == r.score && node < r.node {
-		r.node, r.score = node, score
-	}
-}
 
 // place returns the first address of the address's block and its place in it.
 func place(a netip.Addr) (first netip.Addr, offset int) {
