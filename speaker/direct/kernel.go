@@ -536,14 +536,15 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	return true, nil
 }
 
-// counts returns how many packets each of the counters of tables has counted since they were made.
-func counts(of []*family) (map[string]uint64, error) {
+// counts returns how many packets each of the counters of tables has counted since they were made, by name of the table.
+// Those that the kernel does not have are left out.
+func counts(of []*family) (map[string]map[string]uint64, error) {
 	k, err := dial()
 	if err != nil {
 		return nil, err
 	}
 	defer k.Close()
-	packets := map[string]uint64{}
+	packets := map[string]map[string]uint64{}
 	for _, f := range of {
 		if there, err := k.exists(f); err != nil {
 			return nil, err
@@ -554,10 +555,11 @@ func counts(of []*family) (map[string]uint64, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the counters of the nftables table %s: %w", f.name(), err)
 		}
+		packets[f.name()] = map[string]uint64{}
 		for _, o := range objects {
 			if o, ok := o.(*nftables.NamedObj); ok {
 				if counter, ok := o.Obj.(*expr.Counter); ok {
-					packets[o.Name] += counter.Packets
+					packets[f.name()][o.Name] = counter.Packets
 				}
 			}
 		}

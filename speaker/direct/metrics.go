@@ -22,8 +22,9 @@ var (
 	neighboursDesc = prometheus.NewDesc(metricNeighbours, "Addresses of other nodes, by whether connections can be handed to them.",
 		[]string{"state"}, nil)
 	conntrackDesc = prometheus.NewDesc(metricConntrack, "Whether conntrack has little room, or none.", nil, nil)
-	handedDesc    = prometheus.NewDesc(metricHanded, "Packets that were handed to other nodes.", nil, nil)
-	droppedDesc   = prometheus.NewDesc(metricDropped, "Packets that were not handed to other nodes, by reason.", []string{"reason"}, nil)
+	handedDesc    = prometheus.NewDesc(metricHanded, "Packets that were handed to other nodes, by nftables table.", []string{"table"}, nil)
+	droppedDesc   = prometheus.NewDesc(metricDropped, "Packets that were not handed to other nodes, by nftables table and reason.",
+		[]string{"reason", "table"}, nil)
 )
 
 // collector reads the state of the Director and the kernel's counters at scrape.
@@ -63,11 +64,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	count := func(d *prometheus.Desc, counter string, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(packets[counter]), labels...)
-	}
-	count(handedDesc, handedCounter)
-	for discard := range Discards() {
-		count(droppedDesc, string(discard), string(discard))
+	for table, counters := range packets { // a sum would fall when a table goes, which is read as a restart
+		count := func(d *prometheus.Desc, counter string, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(counters[counter]), append(labels, table)...)
+		}
+		count(handedDesc, handedCounter)
+		for discard := range Discards() {
+			count(droppedDesc, string(discard), string(discard))
+		}
 	}
 }

@@ -372,7 +372,9 @@ func (w *world) seen() (packets int) {
 	for _, n := range w.nodes {
 		require.NoError(w.t, n.Do(func() error {
 			counted, err := counts([]*family{{table: countTable}})
-			packets += int(counted["seen"])
+			for _, counters := range counted {
+				packets += int(counters["seen"])
+			}
 			return err
 		}))
 	}

@@ -238,7 +238,9 @@ func (w *world) handed() (packets int) {
 	for _, n := range w.nodes {
 		require.NoError(w.t, n.Do(func() error {
 			counted, err := counts(allTables)
-			packets += int(counted[handedCounter])
+			for _, counters := range counted {
+				packets += int(counters[handedCounter])
+			}
 			return err
 		}))
 	}
