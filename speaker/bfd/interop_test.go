@@ -16,7 +16,7 @@ import (
 
 // late is how much later than the detection time a process that shares two
 // cores with all other tests may notice.
-const late = 150 * time.Millisecond
+const late = 500 * time.Millisecond
 
 // interop is a node and somebody else's router, with sessions of every kind
 // between them. Multihop sessions go through a third host.

@@ -330,7 +330,7 @@ func newConnectionsAreLimited(t *testing.T) {
 
 	s.change("web", func(svc *corev1.Service) { delete(svc.Annotations, rateLimit) })
 	s.eventually("all connections pass", func() error {
-		if n := s.connections(vip, 40, time.Second); n < 40 {
+		if n := s.connections(vip, 40, 900*time.Millisecond); n < 40 { // before a SYN is sent again
 			return fmt.Errorf("%d of 40", n)
 		}
 		return nil
