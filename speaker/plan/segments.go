@@ -32,7 +32,10 @@ func newSegments(nodes map[string]Node) *segments {
 // smallest returns the smallest subnet that contains the address, or the zero value.
 func (s *segments) smallest(addr netip.Addr) netip.Prefix {
 	for _, b := range s.bits {
-		if p, err := addr.Prefix(b); err == nil && s.all[p] { // IPv4 does not have so many bits
+		if b > addr.BitLen() {
+			continue // a prefix of IPv6: Prefix would make an error for each address
+		}
+		if p, _ := addr.Prefix(b); s.all[p] {
 			return p
 		}
 	}
