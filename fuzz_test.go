@@ -25,7 +25,7 @@ var parsed = map[string]struct {
 	"inspect/diagnosis/redact.go":             {targets: []string{"FuzzRedactYAML", "FuzzRedactKeepsJSON"}},
 	"inspect/output/output.go":                {targets: []string{"FuzzPrint"}},
 	"ipam/request.go":                         {targets: []string{"FuzzAllocate"}},
-	"pkg/annotation/parse.go":                 {targets: []string{"FuzzParse"}},
+	"pkg/annotation/values.go":                {targets: []string{"FuzzParse"}},
 	"pkg/compat/compat.go":                    {targets: []string{"FuzzRead"}},
 	"pkg/config/address.go":                   {targets: []string{"FuzzParse", "FuzzCost"}},
 	"pkg/config/bgp.go":                       {targets: []string{"FuzzParse", "FuzzCost"}},

@@ -11,8 +11,8 @@
 // outside in:
 //
 //	dhcp.go     Source, the task: it has addresses leased for Clients
-//	lease.go    Lease and State: how a client stands
-//	machine.go  what is sent to servers and when, and what an answer means for a lease
+//	state.go    Lease and State: how a client stands
+//	lease.go    how a lease is asked for, renewed and lost: what is sent to servers and when, and what an answer means
 //	message.go  the messages, written and parsed
 //	socket.go   the interface and the socket on it
 package dhcp

@@ -3,7 +3,7 @@
 // (controller/servicelb/ledger/request.go), and package compat those of other load balancers.
 //
 //	annotation.go  the names
-//	parse.go       values that several packages read
+//	values.go      values that several packages read
 package annotation
 
 // Annotations that a user writes on a Service.

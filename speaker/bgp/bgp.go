@@ -13,13 +13,14 @@
 // The files, from the outside in:
 //
 //	bgp.go         Announcer: the task that has the sessions
-//	machine.go     Machine: which sessions are wanted, what each sends, and how long it pauses; without a clock and sockets
+//	peerings.go    Machine: which sessions are wanted, what each sends, and how long it pauses; without a clock and sockets
 //	session.go     a session: it connects, waits and tries again
 //	connect.go     its TCP connection; collision.go: one more, that the router opened
 //	open.go        OPEN messages, and what both sides can
 //	fsm.go         the states of RFC 4271, from a connection to its end: which NOTIFICATION ends it
 //	rib.go         what the router has been sent, and is to be sent
-//	message.go     messages and their bytes
+//	message.go     messages that are read
+//	update.go      UPDATE messages, written: prefixes and path attributes
 //	unnumbered.go  routers that are found on a link, and not by address
 //	status.go, metrics.go, reasons.go: status, metrics, and reasons in words
 package bgp

@@ -444,6 +444,15 @@ func (n *node) metrics(t testing.TB) map[string]float64 {
 	return got
 }
 
+// dropped counts the packets that the node has dropped for the reason.
+func (n *node) dropped(t testing.TB, reason Discard) (packets float64) {
+	got := n.metrics(t)
+	for _, f := range allTables {
+		packets += got["dropped_packets_total "+string(reason)+" "+f.name()]
+	}
+	return packets
+}
+
 // A client of a VIP for which kube-proxy has no rule yet, on the owner or on the node that keeps the
 // connection, gets its connection once there is a rule.
 func TestNewVIPWaitsForKubeProxy(t *testing.T) {
@@ -456,7 +465,7 @@ func TestNewVIPWaitsForKubeProxy(t *testing.T) {
 		n.Run("nft", "flush chain inet proxy services; chain inet proxy forward { policy accept; }")
 		var waits sync.WaitGroup
 		waits.Go(func() {
-			for ; n.metrics(t)["dropped_packets_total unserved"] == 0; time.Sleep(5 * time.Millisecond) {
+			for ; n.dropped(t, Unserved) == 0; time.Sleep(5 * time.Millisecond) {
 				if t.Context().Err() != nil {
 					return
 				}
@@ -480,10 +489,9 @@ func TestDropsAreCounted(t *testing.T) {
 	w.lost = map[string]bool{"n2": true}
 	w.setOn("n1", []plan.Backend{{Node: "n1", Open: 1}, {Node: "n2", Draining: 1}})
 	w.until(func() bool { return n.metrics(t)["neighbours silent"] == 2 }, func() any { return n.metrics(t) })
-	dropped := func(reason string) float64 { return n.metrics(t)["dropped_packets_total "+reason] }
 	w.strangers(100)
-	w.until(func() bool { return dropped("waits") == 100 }, func() any { return n.metrics(t) })
-	require.Zero(t, dropped("limit"))
+	w.until(func() bool { return n.dropped(t, Waits) == 100 }, func() any { return n.metrics(t) })
+	require.Zero(t, n.dropped(t, Limit))
 	require.Contains(t, n.Run("nft", "list table ip lodestone-direct"),
 		`limit rate over 50000/second burst 10000 packets counter name "limit" drop`)
 }

@@ -9,8 +9,8 @@
 // The files, from the outside in:
 //
 //	world.go         World: the time, and what is due in it
-//	scenario.go      what a seed decides beforehand: the size of the world, and which faults come when
-//	faults.go        how each fault begins and ends
+//	draw.go          what a seed decides beforehand: the size of the world, and which faults come when
+//	inflict.go       how each fault begins and ends
 //	node.go          a node: its speaker with core, plan, election and segment machine
 //	membership.go    who is alive, as the speakers' membership finds out
 //	detector.go      the same by the real failure detector, in some fleets
