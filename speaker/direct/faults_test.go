@@ -399,6 +399,7 @@ func TestMetrics(t *testing.T) {
 		"conntrack_full": 0}
 	require.Equal(t, want, read())
 	w.want(some("n2")...)
+	w.shortened("n1")
 	w.open(10)
 	got := read()
 	packets := 0.0
