@@ -120,6 +120,8 @@ func TestAServiceGetsBackWhatItHad(t *testing.T) {
 	s.has("restored", "203.0.113.17", "True Allocated")
 	s.creates("two", assignedTo("203.0.113.15,203.0.113.14,2001:db8::14"))
 	s.has("two", "203.0.113.15", "True Allocated")
+	s.creates("several", annotated(annotation.AddressCount, "2"), assignedTo("203.0.113.18,203.0.113.16"))
+	s.has("several", "203.0.113.18,203.0.113.16", "True Allocated")
 	s.server.create("default/copy", s.clock, assignedTo("203.0.113.17"))
 	s.run()
 	s.has("copy", "203.0.113.13", "True Allocated")
@@ -275,6 +277,9 @@ func TestAddressesOfOthersAreNeverGiven(t *testing.T) {
 	s.creates("asks", annotated(annotation.Addresses, "203.0.113.10"))
 	s.has("asks", "", "False AddressForbidden")
 	s.mentions("asks", "203.0.113.10 is never handed out: it is the address of Service default/theirs, which another load balancer serves")
+
+	s.changes("theirs", assignedTo("203.0.113.10")) // as anybody may write who owns it
+	s.has("asks", "", "False AddressForbidden")
 
 	s.creates("more", ofClass("metallb.io/metallb"), shows("203.0.113.12", "198.51.100.1"))
 	s.creates("next")

@@ -305,9 +305,9 @@ func (c *Controller) work(ctx context.Context) {
 // labels of a namespace changed, it tries those of the namespace, too. When the configuration or
 // the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
+	config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
 	due, longer := finder((*ledger.Ledger).Due), true
 	for {
-		config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
 		if longer { // after Changed: no configuration is missed
 			c.recordEnds(ctx)
 		}
@@ -324,7 +324,9 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
-		longer, due = notify.Closed(config), finderAfter(config, facts, namespaces, c.Namespaces.Labels)
+		before := [...]<-chan struct{}{config, facts, namespaces}
+		config, facts, namespaces = c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed() // before the look: none is missed
+		longer, due = notify.Closed(before[0]), finderAfter(before[0], before[1], before[2], c.Namespaces.Labels)
 	}
 }
 

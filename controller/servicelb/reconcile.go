@@ -33,15 +33,16 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case c.Scope.Serves(svc):
 		return c.serve(ctx, svc)
 	}
-	l, _, err := c.openFor(ctx, svc)
+	labels := c.Namespaces.Labels(svc.Namespace)
+	l, now, err := c.openFor(ctx, svc)
 	if err != nil {
 		return err
 	}
 	held, _ := l.Holds(svc)
-	leaseOver := l.LeaseOver(svc)
+	keeps := c.Scope.Keeps(svc) && l.Keep(svc, labels, now)
 	c.ledger.close()
 	switch {
-	case c.Scope.Keeps(svc) && !leaseOver:
+	case keeps:
 		return nil
 	case c.Scope.LeftBehind(svc) || len(held) > 0:
 		return c.unpublish(ctx, svc)

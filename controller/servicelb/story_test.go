@@ -36,6 +36,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 // server is an API server with Services, faithful in what the controller
@@ -442,7 +443,7 @@ func (s *story) restart() {
 	var all []*corev1.Service
 	for _, name := range s.server.names() {
 		s.see(name)
-		all = append(all, s.server.get(name))
+		all = append(all, s.seen(name))
 	}
 	records, _ := s.shelf.Load(context.Background())
 	s.prime(all, records)
@@ -459,6 +460,7 @@ func (s *story) see(name string) {
 		if w, _ := compat.For(nil).Read(svc); w.SharingKey.Text != "" {
 			s.shared[name] = true
 		}
+		svc = objects.ServicesFor(s.scope.Covers).Project(svc) // all that the cache keeps
 		_ = s.index.Update(svc)
 		if !had {
 			before = svc

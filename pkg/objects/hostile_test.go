@@ -217,10 +217,14 @@ func TestServicesOfOthersAreKeptInPart(t *testing.T) {
 	t.Parallel()
 	every := hostileServices(hostileMeta())["everything"]
 	every.Annotations[annotation.Assigned] = "198.18.0.1"
-	for name, c := range map[string]struct{ ours, finalizer, whole bool }{
+	for name, c := range map[string]struct{ ours, finalizer, condition, whole bool }{
 		"ours": {ours: true, whole: true}, "it was ours": {finalizer: true, whole: true}, "another's": {},
+		"it was ours, and its owner has removed the finalizer": {condition: true, whole: true},
 	} {
 		s := every.DeepCopy()
+		if !c.condition {
+			s.Status.Conditions = nil
+		}
 		if s.Finalizers = nil; c.finalizer {
 			s.Finalizers = []string{annotation.ClassFinalizer}
 		}

@@ -71,7 +71,7 @@ func ServicesFor(ours func(*corev1.Service) bool) Kind[corev1.Service, *corev1.S
 	k := Services
 	k.project = func(s *corev1.Service) *corev1.Service {
 		kept := service(s)
-		if ours(s) || len(kept.Finalizers) > 0 {
+		if ours(s) || len(kept.Finalizers)+len(kept.Status.Conditions) > 0 {
 			return kept
 		}
 		kept.Labels, kept.Spec.Selector, kept.Spec.Ports = nil, nil, nil

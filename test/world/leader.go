@@ -205,7 +205,7 @@ func (r *replica) reconcile(name string) {
 	default:
 		held, _ := r.ledger.Holds(svc)
 		switch {
-		case scope.Keeps(svc) && !r.ledger.LeaseOver(svc):
+		case scope.Keeps(svc) && r.ledger.Keep(svc, nil, now):
 		case scope.LeftBehind(svc) || len(held) > 0:
 			r.serve(name, svc, nil)
 		default:

@@ -10,11 +10,9 @@ import (
 	"time"
 
 	"go4.org/netipx"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/config"
-	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // LeaseClient is a Service that wants a lease.
@@ -532,15 +530,4 @@ func (l *Ledger) FollowLeases(current map[string]map[string]LeaseState, now time
 		due = append(due, loss.Service)
 	}
 	return l.leasing.clients(), due, lost
-}
-
-// LeaseOver reports whether the Service's object shows an address whose lease
-// is over.
-func (l *Ledger) LeaseOver(svc *corev1.Service) bool {
-	for addr := range kube.Leases(svc) {
-		if slices.Contains(kube.VIPs(svc), addr) && !l.held.hasOrShows(NameOf(svc), addr) {
-			return true
-		}
-	}
-	return false
 }

@@ -177,6 +177,26 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	return v
 }
 
+// Keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps them, as long as
+// they do not clash with those of others by the terms of sharing that it has now, and waits for no others. Keep reports whether
+// it holds all that its object shows: if it does not, an address is another Service's, or its lease is over, and the object has to
+// cease to show it. Without our condition, which no owner of a Service can write, its addresses may never have been ours.
+func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Time) bool {
+	a := l.accounts.of(NameOf(svc), string(svc.UID))
+	if a != nil && l.Config != nil {
+		req, _ := RequestOf(svc, labels, l.dialects)
+		l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
+		a.asked.Sharing = req.Sharing
+		l.held.abide(a, a.asked, now)
+		l.leasing.seek(a, a.asked, &Verdict{}, now)
+		l.waiters.remove(a)
+		a.edition = 0
+	}
+	held := l.held.Holds(string(svc.UID))
+	lost := func(addr netip.Addr) bool { return !holds(held, addr) }
+	return kube.Allocated(svc) == nil || !slices.ContainsFunc(kube.VIPs(svc), lost)
+}
+
 // allocate gives the Service what it asks for, or returns the refusal. If the Service was
 // given an address moments ago and another host has it, the Service gets another address. If
 // there is no other, it keeps the address.

@@ -86,9 +86,10 @@ func (h *holdings) confirm(a *account, req ipam.Request, takesOver bool, now tim
 		a.claims, a.foreign = slices.Concat(a.foreign, a.claims), nil
 	}
 	for _, addr := range a.claims {
-		sameFamily := func(b netip.Addr) bool { return b.Is4() == addr.Is4() }
-		kept := slices.Contains(req.Addresses, addr) || !slices.ContainsFunc(req.Addresses, sameFamily) &&
-			!slices.ContainsFunc(Addrs(h.Holds(a.owner.UID)), sameFamily)
+		otherFamily := func(b netip.Addr) bool { return b.Is4() != addr.Is4() }
+		has := slices.DeleteFunc(Addrs(h.Holds(a.owner.UID)), otherFamily)
+		asks := slices.DeleteFunc(slices.Clone(req.Addresses), otherFamily)
+		kept := slices.Contains(asks, addr) || len(asks) == 0 && len(has) < max(1, req.Count)
 		if kept || a.unreadable {
 			h.Claim(req, []netip.Addr{addr}, a.created, now)
 		}
@@ -140,9 +141,6 @@ type Duplicate struct {
 // gains nothing. Other addresses in a status are replaced, unless the configuration names the load
 // balancers whose Services are being taken over.
 func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
-	for _, svc := range s.Services {
-		l.SeeForeign(svc, false)
-	}
 	services := slices.DeleteFunc(slices.Clone(s.Services), func(svc *corev1.Service) bool {
 		return !l.scope.Covers(svc) && !l.scope.Keeps(svc) && !l.scope.LeftBehind(svc)
 	})
@@ -154,6 +152,9 @@ func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 	for _, svc := range services {
 		req, refusal := RequestOf(svc, s.NamespaceLabels(svc.Namespace), dialects)
 		duplicates = append(duplicates, l.importOne(svc, req, refusal != nil)...)
+	}
+	for _, svc := range s.Services {
+		l.SeeForeign(svc, false)
 	}
 	l.primed, l.conflicts.since, l.held.records = true, now, s.Records
 	l.Follow(s.Situation, now)
@@ -183,7 +184,7 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 			l.leasing.restore(a, on, addr)
 		}
 	}
-	if deleting(svc) == 0 {
+	if deleting(svc) == 0 && !l.scope.Keeps(svc) {
 		a.claims = without(assigned, status)
 		if l.scope.Covers(svc) { // other Services are not taken over
 			a.foreign = without(status, assigned)

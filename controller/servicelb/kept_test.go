@@ -1,0 +1,86 @@
+package servicelb
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
+)
+
+// A Service that was served, and is left to others, keeps its addresses until others serve it.
+
+func ignored(svc *corev1.Service) { annotated(annotation.Ignore, annotation.Ignored)(svc) }
+
+// A kept Service whose terms clash with those of a neighbour loses the address, as any other does, now and not at the
+// next start; its neighbour keeps it.
+func TestAKeptServiceAbidesByTheRulesOfSharing(t *testing.T) {
+	t.Parallel()
+	for name, edit := range map[string]func(*corev1.Service){
+		"port": ports(80), "key": unannotated(annotation.SharingKey), "another key": shared("else"),
+	} {
+		for _, oldest := range []string{"web", "mail"} {
+			t.Run(name+", older "+oldest, func(t *testing.T) {
+				t.Parallel()
+				s := newStory(t)
+				for _, name := range map[string][]string{"web": {"web", "mail"}, "mail": {"mail", "web"}}[oldest] {
+					s.creates(name, shared("edge"), ports(map[string]int32{"web": 80, "mail": 25}[name]))
+					s.pass(time.Second)
+				}
+				s.changes("mail", ignored)
+				s.silent("it keeps the address", func() { s.restart(); s.run() })
+				s.has("mail", "203.0.113.10", "True Allocated")
+				s.silent("without the finalizer, too", func() {
+					s.changes("mail", func(svc *corev1.Service) { svc.Finalizers = nil })
+					s.restart()
+					s.run()
+				})
+				assert.Equal(t, "203.0.113.10", kube.JoinAddrs(kube.VIPs(s.server.get("default/mail"))))
+				s.has("web", "203.0.113.10", "True Allocated")
+
+				s.changes("mail", edit)
+				s.has("mail", "", "")
+				s.has("web", "203.0.113.10", "True Allocated")
+				s.silent("all is settled", func() { s.restart(); s.run() })
+				s.deletes("web")
+				s.pass(time.Hour)
+				s.creates("stranger")
+				s.has("stranger", "203.0.113.10", "True Allocated")
+				s.has("mail", "", "")
+			})
+		}
+	}
+}
+
+// What a kept Service was waiting for is for others.
+func TestAKeptServiceWaitsForNothing(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.creates("holder")
+	s.changes("web", annotated(annotation.Addresses, "203.0.113.11"))
+	s.has("web", "203.0.113.10", "False AddressInUse")
+	s.changes("web", ignored)
+	s.deletes("holder")
+	s.pass(time.Hour)
+	s.creates("waits", annotated(annotation.Addresses, "203.0.113.11"))
+	s.has("waits", "203.0.113.11", "True Allocated")
+	s.has("web", "203.0.113.10", "False AddressInUse")
+	held := s.holds(string(s.server.get("default/web").UID))
+	assert.Equal(t, "203.0.113.10", held[0].Addr.String())
+	assert.Len(t, held, 1)
+}
+
+// A kept Service gets nothing more at a start, whatever its owner writes into the annotation.
+func TestAKeptServiceClaimsNothing(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.changes("web", ignored, annotated(annotation.AddressCount, "2"), assignedTo("203.0.113.10,203.0.113.12"))
+	s.restart()
+	s.run()
+	assert.Len(t, s.holds(string(s.server.get("default/web").UID)), 1)
+}
