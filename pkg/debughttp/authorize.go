@@ -30,7 +30,7 @@ const (
 	// People who have just been given a right wait that long.
 	rememberYes, rememberNo = time.Minute, 10 * time.Second
 	// knownTime is how long after its acceptance a token has precedence over tokens that were
-	// never accepted.
+	// never accepted, and passes while the API server cannot be asked: monitoring goes on.
 	knownTime = time.Hour
 	// maxAccepted and maxRefused bound the answers that are remembered. There are no
 	// more refusals than asksPerSecond in rememberNo.
@@ -86,6 +86,15 @@ func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path
 		}
 		slots = d.new
 	}
+	err = d.ask(ctx, slots, token, path)
+	if !d.remember(k, err) && known {
+		return nil
+	}
+	return err
+}
+
+// ask asks the API server when there is a slot.
+func (d *Delegate) ask(ctx context.Context, slots chan struct{}, token, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	select {
@@ -94,12 +103,6 @@ func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path
 	case <-ctx.Done():
 		return fmt.Errorf("wait to ask the API server: %w", ctx.Err())
 	}
-	err = d.ask(ctx, token, path)
-	d.remember(k, err)
-	return err
-}
-
-func (d *Delegate) ask(ctx context.Context, token, path string) error {
 	review, err := d.client.AuthenticationV1().TokenReviews().Create(ctx,
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {
@@ -141,13 +144,15 @@ func (d *Delegate) recall(k key) (answered, known bool, err error) {
 	return known && age < rememberYes, known && age < knownTime, nil
 }
 
-// remember remembers the answer, if it is one.
-func (d *Delegate) remember(k key, err error) {
+// remember remembers the answer, and reports whether it is one.
+func (d *Delegate) remember(k key, err error) (answer bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
 	case err == nil:
 		keepAccepted(d.accepted, k)
+	default:
+		return false
 	case errors.Is(err, ErrUnauthenticated), errors.Is(err, ErrForbidden):
 		delete(d.accepted, k)
 		if len(d.refused) >= maxRefused {
@@ -155,6 +160,7 @@ func (d *Delegate) remember(k key, err error) {
 		}
 		d.refused[k] = refusal{err, time.Now().Add(rememberNo)}
 	}
+	return true
 }
 
 // keepAccepted notes that the key is accepted now, in place of the oldest one if there

@@ -18,8 +18,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -344,4 +347,46 @@ func TestDelegateAsksTheAPIServer(t *testing.T) {
 		errors.Is(err, ErrUnauthenticated) {
 		t.Errorf("no API server: %v", err)
 	}
+}
+
+// While the API server cannot be asked, those whom it has accepted within the hour go on reading, and nobody else.
+func TestMonitoringOutlivesTheAPIServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client, away, answer := testapi.New(), false, true
+		client.PrependReactor("create", "tokenreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if away {
+				return true, nil, errors.New("connection refused")
+			}
+			r := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
+			r.Status.Authenticated = answer
+			return true, r, nil
+		})
+		client.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			r := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
+			r.Status.Allowed = true
+			return true, r, nil
+		})
+		d := NewDelegate(client)
+		asks := func(token, path string) error { return d.Authorize(t.Context(), netip.Addr{}, token, path) }
+		require.NoError(t, asks("prometheus", "/metrics"))
+		away = true
+		for range 5 {
+			time.Sleep(10 * time.Minute)
+			require.NoError(t, asks("prometheus", "/metrics"))
+		}
+		require.Error(t, asks("prometheus", "/status"), "it was accepted for another path")
+		require.Error(t, asks("stranger", "/metrics"))
+		time.Sleep(11 * time.Minute)
+		require.Error(t, asks("prometheus", "/metrics"), "for an hour")
+
+		away = false
+		require.NoError(t, asks("prometheus", "/metrics"))
+		time.Sleep(2 * rememberYes)
+		answer = false
+		require.ErrorIs(t, asks("prometheus", "/metrics"), ErrUnauthenticated)
+		away = true
+		time.Sleep(2 * rememberNo)
+		require.Error(t, asks("prometheus", "/metrics"), "it was refused since")
+	})
 }
