@@ -156,6 +156,11 @@ func (o *Objects) Unclear() error {
 	case o.ConfigErr != nil:
 		return fmt.Errorf("%s is invalid, repair it: %s", o.ConfigMap(), then)
 	case o.Config == nil && o.Has(ConfigMaps) && slices.ContainsFunc(o.Speakers, IsReady):
+		for _, p := range slices.Concat(o.Controllers, o.Speakers) {
+			if name, ok := flagOf(p, "config-name"); ok && name != o.ConfigName {
+				return fmt.Errorf("there is no %s: controllers and speakers read another one, so add --config-name=%s", o.ConfigMap(), name)
+			}
+		}
 		return fmt.Errorf("there is no %s, create it: %s", o.ConfigMap(), then)
 	}
 	return nil
@@ -267,15 +272,23 @@ func parse(document *string) (*config.Config, error) {
 
 // scopeOf returns what a controller serves by the flags of its pod. The rest is as in scope.
 func scopeOf(pod *corev1.Pod, scope kube.Scope) kube.Scope {
+	if value, ok := flagOf(pod, "handle-classless"); ok {
+		scope.Classless = value == "true"
+	}
+	if value, ok := flagOf(pod, "load-balancer-classes"); ok {
+		scope.Classes = strings.Split(value, ",")
+	}
+	return scope
+}
+
+// flagOf returns the value of a flag that a container of the pod has; of several the last.
+func flagOf(pod *corev1.Pod, name string) (value string, ok bool) {
 	for _, c := range pod.Spec.Containers {
 		for _, arg := range c.Args {
-			if value, ok := strings.CutPrefix(arg, "--handle-classless="); ok {
-				scope.Classless = value == "true"
-			}
-			if value, ok := strings.CutPrefix(arg, "--load-balancer-classes="); ok {
-				scope.Classes = strings.Split(value, ",")
+			if v, has := strings.CutPrefix(arg, "--"+name+"="); has {
+				value, ok = v, true
 			}
 		}
 	}
-	return scope
+	return value, ok
 }

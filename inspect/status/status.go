@@ -232,7 +232,7 @@ func (s *Status) controller(o *cluster.Objects) {
 	if !o.Has(cluster.Pods) {
 		return
 	}
-	c := &Controller{Replicas: len(o.Controllers), Versions: versions(o.Controllers)}
+	c := &Controller{Replicas: len(o.Controllers), Versions: versions(o.Controllers, "controller")}
 	s.Controller = c
 	for _, p := range o.Controllers {
 		if cluster.IsReady(p) {
@@ -279,7 +279,7 @@ func (s *Status) speakers(o *cluster.Objects) {
 
 // SpeakersOf returns the state of the speakers.
 func SpeakersOf(o *cluster.Objects) *Speakers {
-	of := &Speakers{Versions: versions(o.Speakers)}
+	of := &Speakers{Versions: versions(o.Speakers, "speaker")}
 	pods := o.SpeakerByNode()
 	for _, n := range o.Nodes {
 		p := pods[n.Name]
@@ -323,13 +323,15 @@ func whyNot(p *corev1.Pod) string {
 	return "phase " + string(p.Status.Phase)
 }
 
-// versions returns the tags of the images of the pods, sorted, each once. An
-// image without one is named by its digest.
-func versions(pods []*corev1.Pod) []string {
+// versions returns the tags of the images of the pods' containers of that name, sorted, each once: other containers are
+// none of ours. An image without a tag is named by its digest.
+func versions(pods []*corev1.Pod, container string) []string {
 	all := []string{}
 	for _, p := range pods {
 		for _, c := range p.Spec.Containers {
-			all = append(all, version(c.Image))
+			if c.Name == container {
+				all = append(all, version(c.Image))
+			}
 		}
 	}
 	slices.Sort(all)

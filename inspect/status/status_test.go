@@ -33,6 +33,7 @@ func healthy(t *testing.T) *cluster.Objects {
 	o.Config, err = config.Parse([]byte(lan))
 	require.NoError(t, err)
 	o.Controllers = []*corev1.Pod{pod("n1", true)}
+	o.Controllers[0].Spec.Containers[0].Name = "controller"
 	leader, now := "lodestone-controller-n1_6b1c", metav1.NewMicroTime(o.Now)
 	o.Election = &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, RenewTime: &now}}
 	for _, name := range []string{"n1", "n2"} {
@@ -48,7 +49,7 @@ func healthy(t *testing.T) *cluster.Objects {
 
 func pod(node string, ready bool) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "pod-" + node},
-		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Image: "registry.example.com:5000/lodestone:v1.0.0"}}}}
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "speaker", Image: "registry.example.com:5000/lodestone:v1.0.0"}}}}
 	if ready {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	}
@@ -101,6 +102,9 @@ func TestWarnings(t *testing.T) {
 			[]string{"version: controller v1.0.0, speakers v1.0.0, v1.1.0: an upgrade is under way, or has stopped half way"}},
 		"images by digest cannot be compared": {func(o *cluster.Objects) {
 			o.Controllers[0].Spec.Containers[0].Image = "registry.example.com:5000/lodestone-controller@sha256:0123"
+		}, nil},
+		"a container of others is none of ours": {func(o *cluster.Objects) {
+			o.Speakers[0].Spec.Containers = append(o.Speakers[0].Spec.Containers, corev1.Container{Name: "proxy", Image: "mesh@sha256:0123"})
 		}, nil},
 		"the membership key is replaced": {func(o *cluster.Objects) {
 			o.Leases[1].Annotations = report.Report{Keys: []string{keyA, keyB}}.Annotations()

@@ -128,7 +128,8 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 }
 
 // inForce returns the password in force. Without an answer from the API server the last one
-// stays. If the Secret is missing, the last one stays until that is missing twice in a row.
+// stays, and if it forbids to read the Secret, too: it does while it starts, before it has read what its roles allow. If the
+// Secret is missing, the last one stays until that is missing twice in a row.
 func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	p.mu.Lock()
 	known, ok := p.known[key]
@@ -136,7 +137,7 @@ func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	name, works := p.namespace+"/"+key.Name, ok && known.fault == ""
 	gone := apierrors.IsNotFound(s.err)
 	switch {
-	case works && s.err != nil && !apierrors.IsForbidden(s.err) && !(gone && known.missed):
+	case works && s.err != nil && !(gone && known.missed):
 		p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
 		known.missed = gone
 		return known

@@ -11,8 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -34,10 +36,15 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.ConfigMapName},
 			Data:       map[string]string{config.Key: withPassword},
 		})
-		var down atomic.Bool
+		var down atomic.Pointer[error]
 		client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return down.Load(), nil, errors.New("the API server is down")
+			if err := down.Load(); err != nil {
+				return true, nil, *err
+			}
+			return false, nil, nil
 		})
+		forbidden := error(apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "tor", nil))
+		down.Store(&forbidden)
 		watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
 		go watcher.Run(t.Context())
 		var log strings.Builder
@@ -57,6 +64,8 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			}
 			require.Equal(t, value, got)
 		}
+		has("", "list it in the value speaker.bgp.passwordSecrets")
+		down.Store(nil)
 		has("", "there is no Secret lodestone-system/tor")
 		secrets := client.CoreV1().Secrets(config.Namespace)
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "tor"}, Data: map[string][]byte{"passwort": []byte("x")}}
@@ -85,7 +94,11 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		require.NoError(t, err)
 		has("first", "")
 
-		down.Store(true)
+		down.Store(&forbidden) // an API server that starts has not read its roles yet
+		has("first", "")
+		has("first", "")
+		gone := errors.New("the API server is down")
+		down.Store(&gone)
 		has("first", "")
 		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})
 		require.ErrorContains(t, err, "has not been asked yet")

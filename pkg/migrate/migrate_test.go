@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/migrate"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
@@ -104,6 +105,20 @@ const (
 
 func poolOf(spec string) string {
 	return "{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: lan, namespace: m}, spec: {" + spec + "}}" + l2All
+}
+
+// A list that somebody wrote over several lines is one line, which a command can have.
+func TestAnAnnotationOverSeveralLines(t *testing.T) {
+	t.Parallel()
+	r, err := migrate.MetalLB(read(t, poolOf("addresses: [192.0.2.0/24]")+`
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, annotations: {metallb.io/loadBalancerIPs: "192.0.2.1,\n2001:db8::1\n"}}
+spec: {type: LoadBalancer}
+`))
+	require.NoError(t, err)
+	require.Equal(t, "192.0.2.1, 2001:db8::1", r.Services[0].Annotations[annotation.Addresses])
 }
 
 // Which addresses a pool of MetalLB gives, its counterpart gives.

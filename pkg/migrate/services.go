@@ -113,7 +113,7 @@ func (m *migration) translate(f found, c config.Compatibility, dialects compat.D
 	for key, wish := range map[string]compat.Wish{annotation.AddressPool: wishes.Pools, annotation.Addresses: wishes.Addresses,
 		annotation.SharingKey: wishes.SharingKey} {
 		if wish.Text != "" && wish.Annotation != key {
-			s.Annotations[key] = wish.Text
+			s.Annotations[key] = strings.Join(strings.Fields(wish.Text), " ") // a list over several lines is one line in a command
 		}
 	}
 	if c == config.KubeVIP { // whether it shares is not on the Service

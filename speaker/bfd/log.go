@@ -29,7 +29,11 @@ func (t *Task) logChange(name string, before, now Status) {
 	case now.Up() && (!again || before.Transitions != now.Transitions):
 		log.Info("BFD session up")
 	case again && before.Transitions != now.Transitions:
-		log.Info("BFD session down", "cause", now.Cause, "detectionTime", now.DetectionTime,
+		detectionTime := before.DetectionTime // a peer that is not Up sends slowly
+		if now.Cause == Expired {
+			detectionTime = now.DetectionTime
+		}
+		log.Info("BFD session down", "cause", now.Cause, "detectionTime", detectionTime,
 			"silent", time.Since(now.LastReceived).Round(time.Millisecond), "peer_diagnostic", now.RemoteDiagnostic)
 	case now.Cause == PeerAdminDown && (!again || before.Cause != PeerAdminDown):
 		log.Info("BFD is switched off on the peer")

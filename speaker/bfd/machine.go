@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/reason"
@@ -88,7 +89,7 @@ type Machine struct {
 	polling, pollAgain   bool
 
 	heard    time.Time     // the last packet; zero: none within a Detection Time
-	expired  time.Duration // the Detection Time that the peer was silent for last
+	expired  time.Duration // the Detection Time that ended the session last, by silence
 	sent     time.Time     // the last packet; zero: none
 	next     time.Time     // the next periodic one
 	interval time.Duration // that next was drawn from
@@ -285,12 +286,22 @@ func (m *Machine) Advance(now time.Time) (p Packet, send bool) {
 	return p, true
 }
 
+// lastDetectionTime is the Detection Time, or the one that has ended the session: the peer sends slowly until it is Up again.
+func (m *Machine) lastDetectionTime() time.Duration {
+	if m.state != Up && m.cause == Expired {
+		return cmp.Or(m.expired, m.detectionTime())
+	}
+	return m.detectionTime()
+}
+
 // expire ends the session when the peer was silent for the Detection Time (section 6.8.4).
 func (m *Machine) expire(now time.Time) {
 	if m.heard.IsZero() || now.Before(m.heard.Add(m.detectionTime())) {
 		return
 	}
-	m.expired = m.detectionTime()
+	if m.state == Up {
+		m.expired = m.detectionTime()
+	}
 	m.forget()
 	if m.state == Init || m.state == Up {
 		m.change(Down, DetectionTimeExpired, Expired)

@@ -284,6 +284,27 @@ func TestSilentPeerIsForgotten(t *testing.T) {
 	require.Len(t, s.pass(10*time.Second), 10)
 }
 
+// What is shown of a session that has ended by silence is the Detection Time that has ended it, also when the peer is heard again,
+// which sends slowly until it is Up, and falls silent once more.
+func TestTheDetectionTimeThatHasEndedTheSessionIsShown(t *testing.T) {
+	t.Parallel()
+	s := upStory(t, every(100*ms, 3))
+	require.Equal(t, 300*ms, s.lastDetectionTime())
+	s.pass(300 * ms)
+	require.Equal(t, Expired, s.cause)
+	require.Equal(t, 300*ms, s.lastDetectionTime())
+	s.hear(Down, every(time.Second, 3))
+	require.Equal(t, Init, s.state)
+	require.Equal(t, 300*ms, s.lastDetectionTime())
+	s.pass(10 * time.Second)
+	require.Equal(t, Down, s.state)
+	require.Equal(t, 300*ms, s.lastDetectionTime())
+	s.hear(Down, every(time.Second, 3))
+	s.hear(Init, every(50*ms, 3))
+	require.Equal(t, Up, s.state)
+	require.Equal(t, 3*100*ms, s.lastDetectionTime(), "ours is the slower one")
+}
+
 func TestPeerAdminDownIsNoFailure(t *testing.T) {
 	t.Parallel()
 	s := upStory(t, every(100*ms, 3))

@@ -1,7 +1,6 @@
 package bfd
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -71,7 +70,7 @@ func (s *session) status(listenError error) Status {
 		State: m.state, RemoteState: m.remoteState, Diagnostic: m.diag, RemoteDiagnostic: m.remoteDiag,
 		Cause: m.cause, Since: s.since, Ended: s.ended, Discriminator: m.local, RemoteDiscriminator: m.remote,
 		TransmitInterval: m.transmitInterval(), ReceiveInterval: m.receiveInterval(),
-		DetectionTime: cmp.Or(m.detectionTime(), m.expired), RemoteMultiplier: int(m.remoteMultiplier), Transitions: s.changes,
+		DetectionTime: m.lastDetectionTime(), RemoteMultiplier: int(m.remoteMultiplier), Transitions: s.changes,
 	}
 	switch {
 	case listenError != nil:

@@ -64,6 +64,17 @@ func TestUnnumberedPeer(t *testing.T) {
 	}, func() any { return w.tor.Run("ip", "route") + w.tor.Run("ip", "-6", "route") })
 	require.Contains(t, w.tor.Run("ip", "route"), "via inet6 fe80::")
 
+	// The router hears of another hardware address, and never of the former one again.
+	const mac = "02:00:00:00:00:99"
+	neighbour := func() string {
+		return w.tor.Run("ip", "-6", "neigh", "show", p.LocalAddress.WithZone("").String(), "dev", "eth0")
+	}
+	w.node.Run("ip", "link", "set", "eth0", "address", mac)
+	w.until("the hardware address", func() bool { return strings.Contains(neighbour(), mac) }, func() any { return neighbour() })
+	for end := time.Now().Add(advertiseAfter + 2*time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		require.Contains(t, neighbour(), mac)
+	}
+
 	w.tor.Run("ip", "link", "set", "eth0", "down")
 	w.tor.Run("ip", "link", "set", "eth0", "up")
 	w.up("tor")

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -250,7 +251,16 @@ func (l *link) listen(ctx context.Context, d *discovery) error {
 	g, ctx := errgroup.WithContext(ctx)
 	context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Now()) }) //nolint:errcheck // a closed connection is as good
 	send := func(m ndp.Message, to netip.Addr) error {
-		return d.inside(func() error { return conn.WriteTo(m, nil, to) })
+		return d.inside(func() error {
+			now, err := net.InterfaceByName(l.name)
+			if err == nil && !bytes.Equal(now.HardwareAddr, iface.HardwareAddr) {
+				err = fmt.Errorf("the hardware address is %s now, and was %s", now.HardwareAddr, iface.HardwareAddr)
+			}
+			if err != nil {
+				return err
+			}
+			return conn.WriteTo(m, nil, to)
+		})
 	}
 	g.Go(func() error { return l.advertise(ctx, send, iface.HardwareAddr) })
 	g.Go(func() error { return l.hear(conn, d) })

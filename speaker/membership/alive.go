@@ -22,6 +22,7 @@ type table struct {
 	peers   peers
 	apart   apart     // whether this speaker has lost others with its link
 	overrun time.Time // when refused speakers without a Lease were logged last
+	listed  bool      // this node has a Lease
 	// down are the interfaces of this node that are published as down. This node's record has those
 	// that count as down here.
 	down string
@@ -115,6 +116,16 @@ func (t *table) setNetwork(node string, network report.Network) {
 	defer t.mu.Unlock()
 	if p := t.peers.at(node); p.network == nil || !reflect.DeepEqual(*p.network, network) {
 		p.network = &network
+		t.changed.Notify()
+	}
+}
+
+// setListed records whether this node has a Lease.
+func (t *table) setListed(listed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.listed != listed {
+		t.listed = listed
 		t.changed.Notify()
 	}
 }

@@ -131,10 +131,14 @@ func reported(s watch.Status) (l report.Late) {
 	return l
 }
 
-// members returns the other speakers that take part in the failure detection, by name.
+// members returns the other speakers that take part in the failure detection, by name. As long as this node has no Lease it is no
+// member for the others, and they are none here: nobody would answer it.
 func (t *table) members() (all []watch.Member) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.listed {
+		return nil
+	}
 	for node, p := range t.peers {
 		if p.takesPart() {
 			all = append(all, watch.NewMember(node, p.session, addressIn(p.met)))

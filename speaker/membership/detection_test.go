@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
@@ -181,6 +183,27 @@ func TestSpeakerWithoutHeartbeats(t *testing.T) {
 	assert.Equal(t, "/abc,eth0", string(meta[2:]))
 	assert.Equal(t, uint64(0xabc), decode(meta).session)
 	assert.Equal(t, "eth0", decode(meta).down)
+}
+
+// A speaker takes part as long as its own Lease is there: without it, it is no member for the others, who would not answer.
+func TestSpeakerWithoutALeaseOfItsOwn(t *testing.T) {
+	t.Parallel()
+	o := makeCluster(t).options("n1")
+	o.Log, o.Registry = slog.New(slog.DiscardHandler), prometheus.NewRegistry()
+	task := New(o)
+	task.setNetwork("n2", report.Network{})
+	task.gossip.NotifyJoin(&memberlist.Node{Name: "n2", Addr: net.IPv4(192, 0, 2, 2), Port: 9744, Meta: metadata{session: 7}.encode(memberlist.MetaMaxSize)})
+	assert.Empty(t, task.members())
+
+	ours := &lease{node: "n1", holder: "n1"}
+	for range 2 {
+		changed := task.Changed()
+		task.leases.record(nil, ours)
+		assert.Len(t, task.members(), 1)
+		assert.True(t, notify.Closed(changed))
+		task.leases.forget(ours)
+		assert.Empty(t, task.members())
+	}
 }
 
 // The status of the detector is available for a diagnosis, and our Lease has how late it was.

@@ -164,6 +164,7 @@ func (l *leases) record(before, now *lease) {
 		notify.Wake(l.rejoin)
 	}
 	if now.node == l.options.Node {
+		l.table.setListed(true)
 		l.own.compare(now)
 	} else {
 		l.table.setNetwork(now.node, now.Network)
@@ -174,6 +175,7 @@ func (l *leases) record(before, now *lease) {
 func (l *leases) forget(gone *lease) {
 	notify.Wake(l.rejoin)
 	if gone.node == l.options.Node {
+		l.table.setListed(false)
 		l.own.spoil()
 	} else {
 		l.table.forgetLease(gone.node)

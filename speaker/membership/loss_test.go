@@ -169,6 +169,7 @@ func strangers(t *testing.T, m config.Membership, speakers int, log slog.Handler
 		require.NoError(t, err)
 		for n := range speakers {
 			task.setNetwork(fmt.Sprint("n", n+1), report.Network{})
+			task.setListed(true)
 		}
 		list, err := memberlist.Create(task.gossip.config(s.plug(o.Address)))
 		require.NoError(t, err)

@@ -117,7 +117,7 @@ func (o *ownLease) publish(ctx context.Context, started time.Time, crashes chan<
 		n, err := o.write(ctx, started)
 		wait := spread(refresh * time.Duration(o.table.Crowd()))
 		if err != nil {
-			o.log.Warn("Lease not written: speakers that start now may not find this one", "err", err)
+			o.log.Warn("Lease not written: speakers that start now may not find this one, and its loss may be noticed late", "err", err)
 			wait, pause = pause, min(2*pause, lastRetry)
 		} else {
 			pause = firstRetry
@@ -179,6 +179,7 @@ func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, e
 	}
 	written.Conflicts, written.Gateways = o.withheldBefore(started), nil
 	o.table.setNetwork(o.options.Node, written.Network)
+	o.table.setListed(true)
 	return crashes, nil
 }
 

@@ -317,6 +317,12 @@ func TestNoStoriesWithoutTheConfigurationInForce(t *testing.T) {
 	}
 	text := w.ask("", ExitFound, "status")
 	assert.Contains(t, text, "there is no ConfigMap lodestone-system/lodestone-config, create it:"+know)
+	object[*corev1.Pod](w, "lodestone-controller-n1").Spec.Containers[0].Args = []string{"--config-name=mine"}
+	w.client = nil
+	assert.Contains(t, w.ask("", ExitFailed, questions[0]...), "there is no ConfigMap lodestone-system/lodestone-config: controllers and "+
+		"speakers read another one, so add --config-name=mine")
+	w.client = nil
+	text = w.ask("", ExitFound, "status")
 	assert.NotContains(t, text, "announced by nobody")
 
 	// They have all started anew.
