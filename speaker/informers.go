@@ -153,6 +153,7 @@ func (c *cluster) noteService(before, after *service) {
 	changed := before != nil && after != nil
 	switch {
 	case changed && reflect.DeepEqual(after.Service, before.Service):
+	case changed && len(before.unmarked) > 0 && slices.Equal(after.unmarked, before.unmarked): // it is derived when that time is over
 	case changed && len(before.VIPs) > 0 && slices.Equal(after.unmarked, before.VIPs):
 		time.AfterFunc(unmarkedFor, func() { c.noteDirty(key) })
 	default:

@@ -162,6 +162,8 @@ func TestABriefLossOfTheAnnotationIsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		marked, bare := serviceObject("web", "203.0.113.1"), serviceObject("web", "203.0.113.1")
 		bare.Annotations = nil
+		edited := bare.DeepCopy()
+		edited.Labels = map[string]string{"a": "b"}
 		vips := func(c *cluster) (vips []netip.Addr) {
 			c.refresh(func(s plan.Service) { vips = append(vips, s.VIPs...) })
 			return vips
@@ -173,6 +175,7 @@ func TestABriefLossOfTheAnnotationIsNoChange(t *testing.T) {
 		}{
 			"put back":          {marked, time.Second, false},
 			"taken away":        {bare, unmarkedFor, true},
+			"changed meanwhile": {edited, time.Second, true},
 			"without addresses": {serviceObject("web", ""), 0, true},
 		} {
 			c := mustCluster(t)
@@ -184,6 +187,7 @@ func TestABriefLossOfTheAnnotationIsNoChange(t *testing.T) {
 			time.Sleep(test.after)
 			c.replace(bare, test.next)
 			synctest.Wait()
+			require.Equal(t, test.next == edited, len(c.wake) == 0, name)
 			time.Sleep(unmarkedFor)
 			synctest.Wait()
 			require.NotEmpty(t, c.wake, name)

@@ -161,6 +161,6 @@ func TestEndOfASpeakerThatDrains(t *testing.T) {
 	s.step(s.excluded("n1", true))
 	s.sent("set [tor] [203.0.113.1/32]", "drain true", "set [tor] [203.0.113.1/32]")
 	s.after(drain / 4)
-	require.Equal(t, drain-drain/4, s.stop(0), "routers have the same time")
-	s.sent("stop")
+	require.Equal(t, drain-drain/4+withdrawal, s.stop(0), "routers have the same time")
+	s.sent("set [tor] []", "stop")
 }

@@ -7,10 +7,15 @@ import "time"
 //  1. stop: it is not ready any more, so that each VIP gets another owner, and routers are asked to prefer other nodes.
 //  2. leave: it answers for each VIP until the next owner is heard, for HandOver at most.
 //  3. end: it withdraws what it still announces on the segment.
-//  4. end: it closes the sessions with routers when Drain is over.
+//  4. end: it closes the sessions with routers when Drain is over. If the node drains because it has been excluded, it withdraws
+//     the routes before that: routers would keep them, as for a speaker that restarts.
 
-// leavingPoll is how often an ending speaker asks whether all its VIPs have arrived.
-const leavingPoll = 10 * time.Millisecond
+const (
+	// leavingPoll is how often an ending speaker asks whether all its VIPs have arrived.
+	leavingPoll = 10 * time.Millisecond
+	// withdrawal is how long sessions have to send withdrawals before they are closed.
+	withdrawal = 100 * time.Millisecond
+)
 
 // ending is the progress after a Stop.
 type ending struct {
@@ -57,7 +62,12 @@ func (c *Core) end(left int) {
 		}
 		e.withdrawn, c.out.SetVIPs = true, true
 	}
-	if !e.stopped && !c.now.Before(e.routers) {
+	switch {
+	case e.stopped || c.now.Before(e.routers):
+	case c.routing.draining != nil:
+		c.routing.draining, e.routers = nil, c.now.Add(withdrawal)
+		c.out.Routes = &Routes{BGP: c.planner.Plan().BGP, All: true}
+	default:
 		e.stopped, c.out.StopRouters = true, true
 	}
 	c.out.Done = e.withdrawn && e.stopped
