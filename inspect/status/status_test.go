@@ -49,7 +49,8 @@ func healthy(t *testing.T) *cluster.Objects {
 
 func pod(node string, ready bool) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "pod-" + node},
-		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "speaker", Image: "registry.example.com:5000/lodestone:v1.0.0"}}}}
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{
+			{Name: "speaker", Image: "registry.example.com:5000/lodestone:v1.0.0"}}}}
 	if ready {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	}

@@ -192,7 +192,8 @@ func TestSpeakerWithoutALeaseOfItsOwn(t *testing.T) {
 	o.Log, o.Registry = slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	task := New(o)
 	task.setNetwork("n2", report.Network{})
-	task.gossip.NotifyJoin(&memberlist.Node{Name: "n2", Addr: net.IPv4(192, 0, 2, 2), Port: 9744, Meta: metadata{session: 7}.encode(memberlist.MetaMaxSize)})
+	task.gossip.NotifyJoin(&memberlist.Node{Name: "n2", Addr: net.IPv4(192, 0, 2, 2), Port: 9744,
+		Meta: metadata{session: 7}.encode(memberlist.MetaMaxSize)})
 	assert.Empty(t, task.members())
 
 	ours := &lease{node: "n1", holder: "n1"}

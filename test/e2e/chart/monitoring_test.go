@@ -148,6 +148,7 @@ func TestMonitorsThatCannotWorkAreRefused(t *testing.T) {
 		{"monitoring.serviceMonitor.enabled=true,metrics.services=false", "metrics.services"},
 		{"monitoring.scraper.name=prometheus", "namespace"},
 		{"monitoring.serviceMonitor.interval=often", "interval"},
+		{"monitoring.podMonitor.interval=5m", "interval"},
 		{"monitoring.rules.enabled=true", "rules"},
 		{"speaker.digest=sha256:12", "digest"},
 		{"networkPolicy.apiServerPorts={}", "apiServerPorts"},
