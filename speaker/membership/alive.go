@@ -103,13 +103,6 @@ func withLinks(n report.Network, down string) report.Network {
 	return n
 }
 
-// ownSegments returns the segments that our Lease names.
-func (t *table) ownSegments() []report.Segment {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.peers[t.options.Node].network.Segments
-}
-
 // setNetwork records the network of a node that has a Lease.
 func (t *table) setNetwork(node string, network report.Network) {
 	t.mu.Lock()

@@ -119,7 +119,7 @@ func (a *allLinks) watch(ctx context.Context) {
 // is down.
 func (a *allLinks) named() map[string]linkState {
 	seen := map[string]linkState{}
-	for _, s := range a.table.ownSegments() {
+	for _, s := range a.table.Networks()[a.options.Node].Segments {
 		seen[s.Interface] = linkState{}
 	}
 	for _, i := range a.options.Interfaces.Interfaces() {

@@ -49,11 +49,7 @@ func (f *foreignServices) forbidden() []clusterfacts.Forbidden {
 // Foreign returns the addresses in the Service's status that another load balancer gave. Those that the Service
 // holds are none, whatever its owner has done to the annotation.
 func (l *Ledger) Foreign(svc *corev1.Service) []netip.Addr {
-	return l.notHeld(svc, kube.Foreign(svc))
-}
-
-func (l *Ledger) notHeld(svc *corev1.Service, addrs []netip.Addr) []netip.Addr {
-	return slices.DeleteFunc(addrs, func(addr netip.Addr) bool { return l.held.hasOrShows(NameOf(svc), addr) })
+	return l.held.without(NameOf(svc), kube.Foreign(svc))
 }
 
 // SeeForeign records which addresses a Service of another load balancer shows, or that it is
@@ -63,7 +59,7 @@ func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) {
 	var now []netip.Addr
 	if !gone && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && !l.scope.Serves(svc) {
 		if now = l.Foreign(svc); kube.Allocated(svc) == nil { // the annotation is its owner's alone
-			now = l.notHeld(svc, kube.StatusAddresses(svc))
+			now = l.held.without(NameOf(svc), kube.StatusAddresses(svc))
 		}
 	}
 	before := l.foreign.shown[NameOf(svc)]

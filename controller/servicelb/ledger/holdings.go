@@ -100,6 +100,11 @@ func (h *holdings) hasOrShows(service string, addr netip.Addr) bool {
 	return slices.ContainsFunc(h.HoldersOf(addr), func(o ipam.Owner) bool { return o.Name == service })
 }
 
+// without returns the addresses that the Service neither holds nor shows as given back.
+func (h *holdings) without(service string, addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(addrs, func(addr netip.Addr) bool { return h.hasOrShows(service, addr) })
+}
+
 // holds reports whether the address is among those held.
 func holds(held []ipam.Held, addr netip.Addr) bool {
 	return slices.ContainsFunc(held, func(h ipam.Held) bool { return h.Addr == addr })
