@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -68,10 +69,77 @@ func TestAKeptServiceWaitsForNothing(t *testing.T) {
 	s.pass(time.Hour)
 	s.creates("waits", annotated(annotation.Addresses, "203.0.113.11"))
 	s.has("waits", "203.0.113.11", "True Allocated")
-	s.has("web", "203.0.113.10", "False AddressInUse")
+	s.has("web", "203.0.113.10", "True Allocated") // or nobody would announce it
+	assert.True(t, s.scope.Announces(s.server.get("default/web")))
+	assert.Empty(t, s.machine().Stats(s.clock).Refused)
+	s.silent("all is settled", func() { s.restart(); s.run() })
 	held := s.holds(string(s.server.get("default/web").UID))
 	assert.Equal(t, "203.0.113.10", held[0].Addr.String())
 	assert.Len(t, held, 1)
+}
+
+// Of several addresses it loses the one that clashes.
+func TestAKeptServiceLosesTheAddressThatClashes(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("pools: [{name: lan, addresses: [203.0.113.0/24, \"2001:db8::/64\"]}]\n")
+	dual := func(svc *corev1.Service) {
+		svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	}
+	s.creates("web", shared("edge"), ports(80))
+	s.creates("mail", shared("edge"), ports(25), dual)
+	s.has("mail", "203.0.113.1,2001:db8::", "True Allocated")
+	s.changes("mail", ignored)
+	s.changes("mail", ports(80))
+	s.has("mail", "2001:db8::", "True Allocated")
+	s.mentions("mail", "2001:db8::")
+	s.silent("all is settled", func() { s.restart(); s.run() })
+	s.has("web", "203.0.113.1", "True Allocated")
+}
+
+// While its object cannot be written, an address that it has lost is nobody else's.
+func TestAKeptServiceThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web", shared("edge"), ports(80))
+	s.creates("mail", shared("edge"), ports(25))
+	s.changes("mail", ignored)
+	s.server.fault = func() fault { return lost }
+	s.server.update("default/mail", ports(80))
+	s.see("default/mail")
+	for range 3 {
+		require.Error(t, s.reconcile(t.Context(), "default/mail"))
+	}
+	s.server.fault = nil
+	s.server.update("default/web", annotated(annotation.Addresses, "203.0.113.12"))
+	s.see("default/web")
+	require.NoError(t, s.reconcile(t.Context(), "default/web"))
+	s.clock = s.clock.Add(time.Hour)
+	s.server.create("default/stranger", s.clock, annotated(annotation.Addresses, "203.0.113.10"))
+	s.see("default/stranger")
+	require.NoError(t, s.reconcile(t.Context(), "default/stranger"))
+	s.has("stranger", "", "False AddressInUse")
+	s.run()
+	s.has("mail", "", "")
+	s.pass(time.Hour)
+	s.has("stranger", "203.0.113.10", "True Allocated")
+}
+
+// A Service that is left to others while it is about to leave its address keeps that.
+func TestAKeptServiceThatWasAboutToMove(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.creates("web")
+	s.server.fault = func() fault { return lost }
+	s.server.update("default/web", annotated(annotation.Addresses, "203.0.113.11"))
+	s.see("default/web")
+	require.Error(t, s.reconcile(t.Context(), "default/web"))
+	s.server.fault = nil
+	s.changes("web", ignored)
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.restart()
+	s.run()
+	s.has("web", "203.0.113.10", "True Allocated")
 }
 
 // A kept Service gets nothing more at a start, whatever its owner writes into the annotation.

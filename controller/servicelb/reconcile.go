@@ -39,11 +39,16 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		return err
 	}
 	held, _ := l.Holds(svc)
-	keeps := c.Scope.Keeps(svc) && l.Keep(svc, labels, now)
+	kept, settled := ledger.Verdict{}, false
+	if c.Scope.Keeps(svc) {
+		kept, settled = l.Keep(svc, labels, now)
+	}
 	c.ledger.close()
 	switch {
-	case keeps:
+	case settled:
 		return nil
+	case len(kept.Held) > 0:
+		return c.publish(ctx, svc, kept, now)
 	case c.Scope.LeftBehind(svc) || len(held) > 0:
 		return c.unpublish(ctx, svc)
 	default:
@@ -65,7 +70,12 @@ func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
 	if len(v.Held) == 0 && (v.Undecided || v.Asked && !c.Scope.LeftBehind(svc)) {
 		return nil // there is nothing to write yet
 	}
-	want := objectOf(v, svc.Generation)
+	return c.publish(ctx, svc, v, start)
+}
+
+// publish writes the verdict, which was asked for at start, on the Service, and settles the account.
+func (c *Controller) publish(ctx context.Context, svc *corev1.Service, v ledger.Verdict, start time.Time) error {
+	name, want := ledger.NameOf(svc), objectOf(v, svc.Generation)
 	want.upstream = c.drivenByUpstream(svc)
 	body, event := want.patch(svc, metav1.NewTime(start)), want.event(svc)
 	repair := body != nil && c.repairs.wrote(svc, want.sum())

@@ -212,7 +212,7 @@ func (c bgpCompiler) distance(r rawPeer, p *Peer) {
 	case p.Interface != "" || p.Address.IsLinkLocalUnicast():
 		c.errorf(r.Multihop, "the router is on the segment, since its address is link-local: remove multihop")
 	case internal:
-		c.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop")
+		c.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop, and write bfd.minimumTTL if BFD has to pass routers")
 	}
 }
 
@@ -275,9 +275,11 @@ func (c bgpCompiler) minimumTTL(r *rawBFD, p *Peer) {
 	if r == nil {
 		return
 	}
+	internal, _ := p.kind()
 	switch hops := max(p.Multihop, p.TTLSecurity); {
 	case hops > 1:
 		p.BFD.MinimumTTL = cmp.Or(p.BFD.MinimumTTL, maxTTL+1-hops)
+	case internal && hops == 0 && p.Interface == "" && !p.Address.IsLinkLocalUnicast(): // only this says that it is beyond the segment
 	case p.BFD.MinimumTTL != 0:
 		c.errorf(r.MinimumTTL, "the router is on the segment, and its packets have to arrive with a TTL of %d: remove it, or write how "+
 			"far away the router is, with multihop or ttlSecurity", maxTTL)

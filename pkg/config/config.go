@@ -438,8 +438,8 @@ type BFD struct {
 	// declares the session down. Default: 3.
 	DetectMultiplier int
 	// MinimumTTL is the least TTL of the packets of a router beyond the segment. By default it
-	// is 255 less the distance that Multihop or TTLSecurity of the peer allows. 0: the router
-	// is on the segment, and BFD is single hop.
+	// is 255 less the distance that Multihop or TTLSecurity of the peer allows; an internal peer
+	// has neither. 0: the router is on the segment, and BFD is single hop.
 	MinimumTTL int
 	// Strict keeps the BGP session down until BFD is up.
 	Strict bool

@@ -87,7 +87,7 @@ func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path
 		slots = d.new
 	}
 	err = d.ask(ctx, slots, token, path)
-	if !d.remember(k, err) && known {
+	if !d.remember(k, err) && known && ctx.Err() == nil { // whoever ends his request keeps nobody from asking
 		return nil
 	}
 	return err
@@ -151,14 +151,14 @@ func (d *Delegate) remember(k key, err error) (answer bool) {
 	switch {
 	case err == nil:
 		keepAccepted(d.accepted, k)
-	default:
-		return false
 	case errors.Is(err, ErrUnauthenticated), errors.Is(err, ErrForbidden):
 		delete(d.accepted, k)
 		if len(d.refused) >= maxRefused {
 			delete(d.refused, first(d.refused, func(a, b refusal) int { return a.until.Compare(b.until) }))
 		}
 		d.refused[k] = refusal{err, time.Now().Add(rememberNo)}
+	default:
+		return false
 	}
 	return true
 }

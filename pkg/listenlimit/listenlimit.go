@@ -108,10 +108,11 @@ func (l *Limiter) Count() int {
 
 // sourceOf returns the source that a connection from the address counts for.
 func (l *Limiter) sourceOf(from netip.Addr) netip.Prefix {
-	if l.limits.Known != nil && !l.limits.Known(from) {
+	known := l.limits.Known != nil
+	switch {
+	case known && !l.limits.Known(from):
 		return netip.Prefix{}
-	}
-	if from.Is6() {
+	case from.Is6() && !known: // a stranger has a whole one
 		p, _ := from.Prefix(bitsOfSource)
 		return p
 	}

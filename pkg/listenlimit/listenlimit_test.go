@@ -101,4 +101,13 @@ func TestManyAddressesAreOneSource(t *testing.T) {
 		known.from(netip.AddrFrom4([4]byte{203, 0, 113, 100 + i}).String())
 	}
 	assert.Equal(t, 7, known.Count())
+
+	// Nodes have their addresses in one subnet, and each is a source of its own.
+	nodes := port{New(Limits{All: 10, OfSource: 2, Known: func(netip.Addr) bool { return true }}), "2001:db8::1"}
+	for range 3 {
+		for _, a := range []string{"2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::3"} {
+			nodes.from(a)
+		}
+	}
+	assert.Equal(t, 6, nodes.Count())
 }

@@ -288,10 +288,11 @@ func (m *Machine) Advance(now time.Time) (p Packet, send bool) {
 
 // lastDetectionTime is the Detection Time, or the one that has ended the session: the peer sends slowly until it is Up again.
 func (m *Machine) lastDetectionTime() time.Duration {
-	if m.state != Up && m.cause == Expired {
-		return cmp.Or(m.expired, m.detectionTime())
+	now := m.detectionTime()
+	if now == 0 || m.state != Up && m.cause == Expired {
+		return cmp.Or(m.expired, now)
 	}
-	return m.detectionTime()
+	return now
 }
 
 // expire ends the session when the peer was silent for the Detection Time (section 6.8.4).
@@ -299,7 +300,7 @@ func (m *Machine) expire(now time.Time) {
 	if m.heard.IsZero() || now.Before(m.heard.Add(m.detectionTime())) {
 		return
 	}
-	if m.state == Up {
+	if m.state == Up || m.cause != Expired {
 		m.expired = m.detectionTime()
 	}
 	m.forget()

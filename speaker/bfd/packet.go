@@ -96,8 +96,8 @@ func Discards() reason.Texts[Discard] {
 	const faulty = "The peer's BFD is faulty, or somebody forges packets: capture them, and update the peer."
 	return reason.Texts[Discard]{
 		BadHops: {Cause: "The TTL or hop limit is not 255: the packet does not come from the segment. For a multihop peer: " +
-			"less than bfd.minimumTTL.", Cure: "If the router is beyond the segment, configure multihop, and bfd.minimumTTL if it sends less " +
-			"than 255, as BIRD does (64); otherwise somebody forges packets from afar.",
+			"less than bfd.minimumTTL.", Cure: "If the router is beyond the segment, configure multihop (for an internal peer: bfd.minimumTTL), " +
+			"and bfd.minimumTTL if it sends less than 255, as BIRD does (64); otherwise somebody forges packets from afar.",
 			Keys: []string{"peers[].multihop", "peers[].bfd.minimumTTL"}},
 		BadVersion:        {Cause: "The packet is not of version 1.", Cure: faulty},
 		BadLength:         {Cause: "The packet is shorter than it may be, or than its own length field demands.", Cure: faulty},

@@ -43,12 +43,9 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-const (
-	// listenRetry is the pause between attempts to listen for passive peers.
-	listenRetry = 5 * time.Second
-	// listenLook is how often the node's addresses towards passive peers are looked up: they may have changed.
-	listenLook = 10 * time.Second
-)
+// listenRetry is the pause between attempts to listen for passive peers. Where it listens it looks, too: the node's addresses
+// towards them may have changed.
+const listenRetry = 5 * time.Second
 
 // ErrStopped is returned when Run has ended.
 var ErrStopped = errors.New("the BGP announcer has stopped")
@@ -122,15 +119,12 @@ func (a *Announcer) Run(ctx context.Context) error {
 	a.listeners = newListeners(a.options.Inside)
 	a.discovery = newDiscovery(a.machine.ctx, a.options.Inside, a.log, a.changes.Notify)
 	for {
-		restarting, look := true, listenLook
-		if a.listeners.failed {
-			look = listenRetry
-		}
+		restarting := true
 		select {
 		case f := <-a.calls:
 			f()
 			continue
-		case <-time.After(look):
+		case <-time.After(listenRetry):
 			a.listeners.set(a.sessions)
 			continue
 		case <-ctx.Done():

@@ -179,7 +179,6 @@ type listeners struct {
 	peers   atomic.Pointer[map[netip.Addr]*session]
 	open    map[netip.Addr]*listener
 	locals  map[netip.Addr]netip.Addr // the node's address towards each router, when it was known last
-	failed  bool                      // set is to be called again
 	running sync.WaitGroup
 }
 
@@ -196,7 +195,6 @@ func newListeners(inside func(func() error) error) *listeners {
 func (l *listeners) set(sessions map[string]*session) {
 	peers, passwords := map[netip.Addr]*session{}, map[netip.Addr]map[netip.Addr]string{}
 	locals, unknown := map[netip.Addr]netip.Addr{}, map[netip.Addr]bool{}
-	l.failed = false
 	for _, s := range sessions {
 		t := s.newest
 		if !t.Peer.Passive || t.down != "" || t.unfit != "" {
@@ -243,7 +241,7 @@ func (l *listeners) set(sessions map[string]*session) {
 func (l *listeners) note(s *session, err error) {
 	unheard := ""
 	if err != nil {
-		l.failed, unheard = true, err.Error()
+		unheard = err.Error()
 	}
 	if s.newest.unheard != unheard {
 		t := *s.newest

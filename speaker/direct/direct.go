@@ -261,7 +261,7 @@ func (d *Director) take(want plan.Forwarding) {
 func (d *Director) reconcile() {
 	now := time.Now()
 	d.advance(now)
-	d.shortcut.clear(now) //nolint:errcheck // see below: a change may leave rules, too
+	d.shortcut.clear(now)
 	var err error
 	if d.busy() {
 		err = d.look()

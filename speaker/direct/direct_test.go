@@ -406,6 +406,31 @@ func TestFewSwitchedOffServices(t *testing.T) {
 	require.Equal(t, 100, of("few"), "of the namespace that has most of it")
 }
 
+// Services with the longest names and as many ports as count are in the kernel, all of them.
+func TestServicesWithLongNames(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	const services, ports = 7, 64
+	want := plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{}}
+	direct := plan.Direct{Backends: some("n1")}
+	for port := range uint16(ports) {
+		direct.Ports = append(direct.Ports, plan.Port{Protocol: unix.IPPROTO_TCP, Number: 80 + port})
+	}
+	for i := range byte(services) {
+		name := fmt.Sprint(strings.Repeat("n", 63), "/", strings.Repeat("s", 62), i)
+		for _, vip := range []netip.Addr{netip.AddrFrom4([4]byte{10, 3, 0, i}), netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 15: i})} {
+			want.Services[plan.LimitKey{VIP: vip, Service: name}] = direct
+		}
+	}
+	require.NoError(t, host.Do(func() error {
+		d.take(want)
+		return d.err
+	}))
+	for _, f := range families {
+		require.Equal(t, services*ports, strings.Count(host.Run("nft", "list map "+f.name()+" "+servicesMap), "goto"), f.name())
+	}
+}
+
 // While there are too many tables, a Service that has one keeps it when its backends change.
 func TestServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()

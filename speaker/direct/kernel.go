@@ -20,8 +20,9 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/nft"
 )
 
-// perMessage is how many elements fit into a netlink attribute of 64 KiB.
-const perMessage = 400
+// perMessage is how many elements fit into a netlink attribute of 64 KiB, also with the longest names of Services. (The library
+// writes the length of a longer one without its high bits.)
+const perMessage = 200
 
 // ruleset has the variable parts of a family's table. The keys of its maps are the keys in
 // the kernel.

@@ -101,18 +101,16 @@ func (r *ruleset) unchanged(want *ruleset) *ruleset {
 // drop removes all rules of a family, after a change has failed. If that fails, too, clear tries it again.
 func (s *shortcut) drop(i int, now time.Time) {
 	s.have[i], s.left[i].may = nil, true
-	s.clear(now) //nolint:errcheck // the next call returns it
+	s.clear(now)
 }
 
-// clear removes rules that are left, and returns why it could not.
-func (s *shortcut) clear(now time.Time) (err error) {
+// clear removes rules that are left.
+func (s *shortcut) clear(now time.Time) {
 	for i, f := range shortcuts {
 		if l := &s.left[i]; l.may {
-			failed := l.try(now, lastRetry, func() error { return s.remove(f) })
-			l.may, err = failed != nil, errors.Join(err, failed)
+			l.may = l.try(now, lastRetry, func() error { return s.remove(f) }) != nil
 		}
 	}
-	return err
 }
 
 // remove removes the rules of a family, if there are some.

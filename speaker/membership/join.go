@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
 
 const (
@@ -40,12 +42,9 @@ func (j *joiner) state() (bool, string) {
 	alive, apart, down := j.table.summary()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	select {
-	case <-j.joined:
-	default:
-		return false, j.status
-	}
 	switch {
+	case !notify.Closed(j.joined):
+		return false, j.status
 	case apart && down:
 		return true, fmt.Sprintf("apart: other speakers were lost with the link of %s, which is down", j.options.Address.Addr())
 	case apart:

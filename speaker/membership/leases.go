@@ -110,8 +110,7 @@ func (l *leases) listed(node string) (at netip.AddrPort, listed bool) {
 
 // keep returns what the store keeps of a Lease.
 func (l *leases) keep(of *coordinationv1.Lease) *lease {
-	meta := metav1.ObjectMeta{Namespace: of.Namespace, Name: of.Name, UID: of.UID, ResourceVersion: of.ResourceVersion}
-	kept := &lease{ObjectMeta: meta, holder: holder(of)}
+	kept := &lease{ObjectMeta: objects.Identity(of), holder: holder(of)}
 	kept.node, _ = report.NodeOf(of.Name)
 	r := report.Of(of.Annotations)
 	kept.Report = report.Report{Address: r.Address, Keys: r.Keys, Network: r.Network}

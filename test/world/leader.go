@@ -204,8 +204,14 @@ func (r *replica) reconcile(name string) {
 		}
 	default:
 		held, _ := r.ledger.Holds(svc)
+		kept, settled := ledger.Verdict{}, false
+		if scope.Keeps(svc) {
+			kept, settled = r.ledger.Keep(svc, nil, now)
+		}
 		switch {
-		case scope.Keeps(svc) && r.ledger.Keep(svc, nil, now):
+		case settled:
+		case len(kept.Held) > 0:
+			r.serve(name, svc, &kept)
 		case scope.LeftBehind(svc) || len(held) > 0:
 			r.serve(name, svc, nil)
 		default:

@@ -36,9 +36,9 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/google/btree"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/ipam"
@@ -89,6 +89,8 @@ type account struct {
 	// unsettled are the addresses that it should leave, because another host had them from the
 	// beginning.
 	unsettled []netip.Addr
+	// barred are the addresses that a Service that is kept has lost by its terms of sharing, and that its object may still show.
+	barred []netip.Addr
 	// left are the conflicts because of which it has left an address, as far as there is no
 	// Event about them yet.
 	left []clusterfacts.Conflict
@@ -141,6 +143,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 		l.Release(req.Owner.Name, known, now)
 	}
 	a, first := l.accounts.open(svc)
+	a.barred = nil
 	if first {
 		a.asked, a.unreadable = req, refusal != nil
 	}
@@ -177,24 +180,42 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	return v
 }
 
-// Keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps them, as long as
-// they do not clash with those of others by the terms of sharing that it has now, and waits for no others. Keep reports whether
-// it holds all that its object shows: if it does not, an address is another Service's, or its lease is over, and the object has to
-// cease to show it. Without our condition, which no owner of a Service can write, its addresses may never have been ours.
-func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Time) bool {
-	a := l.accounts.of(NameOf(svc), string(svc.UID))
-	if a != nil && l.Config != nil {
+// Keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps what its object shows,
+// and waits for nothing more. It loses an address that clashes with others by the terms of sharing that it has now, that another
+// Service was given back at the start, or whose lease is over. settled is set if its object shows the verdict already, or has no
+// condition of ours: then its addresses may never have been ours, because only the condition cannot be written by its owner.
+// Otherwise, go on as after Ensure.
+func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Time) (v Verdict, settled bool) {
+	shows, condition := kube.VIPs(svc), kube.Allocated(svc)
+	if a := l.accounts.of(NameOf(svc), string(svc.UID)); a != nil && l.Config != nil {
+		before, asked := l.held.Holds(a.owner.UID), a.asked
 		req, _ := RequestOf(svc, labels, l.dialects)
+		asked.Sharing = req.Sharing
+		l.held.abide(a, asked, now)
 		l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
-		a.asked.Sharing = req.Sharing
-		l.held.abide(a, a.asked, now)
-		l.leasing.seek(a, a.asked, &Verdict{}, now)
+		after, leaving := l.held.Holds(a.owner.UID), l.held.Holds(a.leaving.UID)
+		for _, b := range before {
+			if !holds(after, b.Addr) {
+				a.barred = append(a.barred, b.Addr)
+			}
+		}
+		// It may have been about to leave an address that it shows.
+		stays := func(h ipam.Held) bool { return slices.Contains(shows, h.Addr) && !slices.Contains(a.barred, h.Addr) }
+		for _, h := range slices.Concat(after, leaving) {
+			if stays(h) {
+				v.Held = append(v.Held, h)
+			}
+		}
+		v.GivenBack = Addrs(slices.DeleteFunc(leaving, stays))
+		v.Records = l.held.departing(a, false, now)
+		l.leasing.seek(a, asked, &v, now)
 		l.waiters.remove(a)
-		a.edition = 0
+		a.asked, a.edition, a.verdict = asked, 0, Verdict{Held: after, Renumbered: a.verdict.Renumbered}
+	} else if a != nil {
+		v.Held = l.held.Holds(a.owner.UID)
 	}
-	held := l.held.Holds(string(svc.UID))
-	lost := func(addr netip.Addr) bool { return !holds(held, addr) }
-	return kube.Allocated(svc) == nil || !slices.ContainsFunc(kube.VIPs(svc), lost)
+	shown := condition != nil && condition.Status == metav1.ConditionTrue && len(v.Held) == len(shows) && len(v.GivenBack) == 0
+	return v, condition == nil || shown
 }
 
 // allocate gives the Service what it asks for, or returns the refusal. If the Service was

@@ -165,7 +165,7 @@ func (l *Ledger) Prime(s Start, now time.Time) (duplicates []Duplicate) {
 // be.
 func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable bool) (duplicates []Duplicate) {
 	status, assigned := kube.StatusAddresses(svc), kube.Assigned(svc)
-	if len(status)+len(assigned) == 0 {
+	if len(status)+len(assigned) == 0 || !l.scope.Covers(svc) && kube.Allocated(svc) == nil {
 		return nil
 	}
 	a, _ := l.accounts.open(svc)
