@@ -173,11 +173,11 @@ func TestRedact(t *testing.T) {
 func TestRedactedYAMLHidesWholeValues(t *testing.T) {
 	t.Parallel()
 	out, err := redactYAML([]byte("# secret: no\npools: []\npassword: |\n  two\n  lines\ncredentials: {user: a, pass: b}\npeers:\n- " +
-		"{name: x, token: [1, 2], passwordSecretRef: {name: tor}}\n"))
+		"{name: x, token: [1, 2], passwordSecretRef: {name: tor}, otherSecretRef: hunter2222}\n"))
 	require.NoError(t, err)
 	assert.Equal(t, "# secret: REDACTED\npools: []\npassword: REDACTED\ncredentials: {REDACTED: REDACTED, REDACTED: REDACTED}\n"+
 		"peers:\n    - {name: x, token: [REDACTED, REDACTED], "+
-		"passwordSecretRef: {name: tor}}\n", string(out))
+		"passwordSecretRef: {name: tor}, otherSecretRef: REDACTED}\n", string(out))
 	_, err = redactYAML([]byte("a: [\n"))
 	assert.Error(t, err)
 }

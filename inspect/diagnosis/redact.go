@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"regexp"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -65,8 +66,10 @@ func (r redaction) hide(n *yaml.Node) {
 	n.HeadComment, n.LineComment, n.FootComment = string(Redact([]byte(n.HeadComment))), string(Redact([]byte(n.LineComment))),
 		string(Redact([]byte(n.FootComment)))
 	for i, child := range n.Content {
-		if n.Kind == yaml.MappingNode && i%2 == 1 && secretKey.MatchString(n.Content[i-1].Value) {
-			r.blank(child)
+		if n.Kind == yaml.MappingNode && i%2 == 1 {
+			if key := n.Content[i-1].Value; secretKey.MatchString(key) || strings.HasSuffix(key, "SecretRef") && child.Kind != yaml.MappingNode {
+				r.blank(child) // a reference is a map: anything else may be the secret itself
+			}
 		}
 		r.hide(child)
 	}

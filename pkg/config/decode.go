@@ -276,7 +276,7 @@ func kindHint(v value, want yaml.Kind) string {
 	case want == yaml.SequenceNode && v.Kind == yaml.ScalarNode:
 		return ": write [" + ascii(clip(v.Value)) + "]"
 	case want == yaml.MappingNode && v.Kind == yaml.ScalarNode && strings.HasSuffix(v.path, "passwordSecretRef"):
-		return ": write {name: " + ascii(clip(v.Value)) + "}, where the Secret has the password under the key password"
+		return ": write {name: NAME}, the name of a Secret that has the password under the key password" // the text may be the password
 	case want == yaml.ScalarNode && v.Kind == yaml.MappingNode:
 		return ": write it in quotes, or after | on lines of its own, to make it text"
 	}
