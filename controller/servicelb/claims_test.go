@@ -293,7 +293,8 @@ func TestAddressesOfOthersAreNeverGiven(t *testing.T) {
 	s.changes("more", shows("203.0.113.11"))
 	s.has("web", "203.0.113.11", "True Stranded") // it keeps it, and its condition names who has it, too
 	s.mentions("web", "the address of Service default/more")
-	s.server.create("default/older", s.clock.Add(-24*time.Hour), ofClass("metallb.io/metallb"), shows("203.0.113.11"), assignedTo("203.0.113.11"))
+	s.server.create("default/older", s.clock.Add(-24*time.Hour), ofClass("metallb.io/metallb"), shows("203.0.113.11"),
+		assignedTo("203.0.113.11"))
 	s.restart()
 	s.run()
 	s.has("web", "203.0.113.11", "True Stranded") // whatever the owner of another one's Service writes

@@ -91,7 +91,7 @@ func (c *Controller) publish(ctx context.Context, svc *corev1.Service, v ledger.
 	if err := c.record(ctx, v.Records); err != nil {
 		return err
 	}
-	wrote, err := c.write(ctx, svc, body)
+	wrote, err := write(ctx, c.API, svc, body)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (c *Controller) unpublish(ctx context.Context, svc *corev1.Service) error {
 	// If another load balancer has written the status of a Service that is not ours any more,
 	// the conventional finalizer is its own, too.
 	want.upstream = c.drivenByUpstream(svc) || want.keepIngress && !c.Scope.Covers(svc)
-	if _, err := c.write(ctx, svc, want.patch(svc, metav1.NewTime(c.ledger.now()))); err != nil {
+	if _, err := write(ctx, c.API, svc, want.patch(svc, metav1.NewTime(c.ledger.now()))); err != nil {
 		return err
 	}
 	var shows *corev1.Service
@@ -224,11 +224,11 @@ func (c *Controller) record(ctx context.Context, records []quarantinestore.Recor
 
 // write applies the patch, if there is one, to this incarnation of the
 // Service, and reports whether it did.
-func (c *Controller) write(ctx context.Context, svc *corev1.Service, body []byte) (bool, error) {
+func write(ctx context.Context, api API, svc *corev1.Service, body []byte) (bool, error) {
 	if body == nil {
 		return false, nil
 	}
-	err := c.API.PatchStatus(ctx, svc.Namespace, svc.Name, body)
+	err := api.PatchStatus(ctx, svc.Namespace, svc.Name, body)
 	switch {
 	case err == nil:
 		return true, nil

@@ -212,7 +212,8 @@ func (c bgpCompiler) distance(r rawPeer, p *Peer) {
 	case p.Interface != "" || p.Address.IsLinkLocalUnicast():
 		c.errorf(r.Multihop, "the router is on the segment, since its address is link-local: remove multihop")
 	case internal:
-		c.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop, and write bfd.minimumTTL if BFD has to pass routers")
+		c.errorf(r.Multihop, "internal peers may be any number of hops away: remove multihop, and write bfd.minimumTTL if BFD has to "+
+			"pass routers")
 	}
 }
 

@@ -110,6 +110,9 @@ func (m *kubeVIP) readPod(o *Object, pod *corev1.PodSpec, field string) {
 				m.decidef(o, s.field+".env["+e.Name+"]", "comes from elsewhere and is not looked at: add its value to the configuration")
 			}
 		}
+		if len(c.EnvFrom) > 0 {
+			m.decidef(o, s.field+".envFrom", "its variables come from elsewhere and are not looked at: add what they set to the configuration")
+		}
 		m.readArgs(&s, append(slices.Clone(c.Command), c.Args...))
 		m.settings = append(m.settings, s)
 	}
@@ -179,6 +182,7 @@ func (m *kubeVIP) convertSettings() {
 	if m.settings = serving; len(serving) == 0 {
 		return
 	}
+	m.doc.IgnoreExcludeLabel = true // kube-vip does not look at the label, which kubeadm puts on its control plane
 	s := &serving[0]
 	for i := range serving[1:] {
 		if other := &serving[i+1]; !same(s, other) {

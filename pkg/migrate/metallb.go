@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"go4.org/netipx"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -210,7 +211,15 @@ func (m *metalLB) read(o *Object) {
 	}
 }
 
-// readFlags reads the flags of MetalLB's programs that no object has.
+// selects reports whether the selector selects nodes by more than their operating system.
+func selects(s metav1.LabelSelector) bool {
+	others := maps.Clone(s.MatchLabels)
+	delete(others, corev1.LabelOSStable)
+	byOther := func(r metav1.LabelSelectorRequirement) bool { return r.Key != corev1.LabelOSStable }
+	return len(others) > 0 || slices.ContainsFunc(s.MatchExpressions, byOther)
+}
+
+// readFlags reads what MetalLB's programs do by their flags, and where they run, which no object has.
 func (m *metalLB) readFlags(o *Object) {
 	var w workload
 	if !m.decoded(o, "", nil, json.Unmarshal(o.JSON, &w)) {
@@ -219,6 +228,10 @@ func (m *metalLB) readFlags(o *Object) {
 	for i, c := range w.Spec.Template.Spec.Containers {
 		if !strings.Contains(c.Image, "metallb") {
 			continue
+		}
+		if o.Kind == "DaemonSet" && slices.ContainsFunc(nodesOf(&w.Spec.Template.Spec), selects) {
+			m.decidef(o, "spec.template.spec", "MetalLB runs on some nodes only: set the chart's value speaker.nodeSelector, or nodeSelector in "+
+				"the advertisements, so that the same nodes announce")
 		}
 		for name, value := range flagsIn(slices.Concat(c.Command, c.Args)) {
 			field := fmt.Sprintf("spec.template.spec.containers[%d].args[--%s]", i, name)

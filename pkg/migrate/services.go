@@ -42,8 +42,8 @@ func shell(word string) string {
 
 // unread are annotations of kube-vip without counterpart, and what to do about each.
 var unread = map[string]string{
-	"kube-vip.io/ignore": "kube-vip leaves the Service alone, and Lodestone knows no such mark: give it a " +
-		"loadBalancerClass that Lodestone does not serve",
+	"kube-vip.io/ignore": "kube-vip leaves the Service alone, and Lodestone would serve it: annotate it with " +
+		"lodestone.io/ignore=true before the configuration is applied",
 	"kube-vip.io/egress": "Lodestone does not give connections of pods a VIP as their source: keep kube-vip " +
 		"for this Service, or use what the network plugin has",
 	"kube-vip.io/serviceInterface": "the interface is chosen by an advertisement: give one the interface and a " +

@@ -125,7 +125,8 @@ func live(t *testing.T, d dynamic.Interface, objects []runtime.Object, args ...s
 // resources is a cluster with MetalLB's resources and these objects of them.
 func resources(objects ...runtime.Object) *dynamicfake.FakeDynamicClient {
 	kinds := map[schema.GroupVersionResource]string{}
-	for resource, kind := range map[string]string{"ipaddresspools": "IPAddressPool", "l2advertisements": "L2Advertisement",
+	for resource, kind := range map[string]string{
+		"ipaddresspools": "IPAddressPool", "addresspools": "AddressPool", "l2advertisements": "L2Advertisement",
 		"bgpadvertisements": "BGPAdvertisement", "bfdprofiles": "BFDProfile", "communities": "Community"} {
 		kinds[schema.GroupVersionResource{Group: "metallb.io", Version: "v1beta1", Resource: resource}] = kind + "List"
 	}
@@ -201,6 +202,18 @@ func TestMigrateFromAClusterWithoutMetalLB(t *testing.T) {
 	require.Zero(t, code, errs)
 	assert.Contains(t, out, "203.0.113.0/28")
 	assert.Contains(t, out, "ignoreExcludeLabel: true")
+
+	speaker.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelOSStable: "linux"}
+	code, _, errs = live(t, refusing(apierrors.NewNotFound(group, "")), []runtime.Object{legacy, speaker}, "migrate", "metallb")
+	require.Zero(t, code, errs)
+	speaker.Spec.Template.Spec.NodeSelector["edge"] = "true"
+	_, _, errs = live(t, refusing(apierrors.NewNotFound(group, "")), []runtime.Object{legacy, speaker}, "migrate", "metallb")
+	assert.Contains(t, errs, "MetalLB runs on some nodes only: set the chart's value speaker.nodeSelector")
+
+	pool := metalLBObject("AddressPool", "old", map[string]any{"protocol": "layer2", "addresses": []any{"203.0.113.16/28"}})
+	code, out, errs = live(t, resources(pool), nil, "migrate", "metallb")
+	require.Zero(t, code, errs)
+	assert.Contains(t, out, "203.0.113.16/28")
 }
 
 func TestMigrateFromAClusterWithKubeVIP(t *testing.T) {
@@ -214,7 +227,12 @@ func TestMigrateFromAClusterWithKubeVIP(t *testing.T) {
 	code, out, errs := live(t, nil, []runtime.Object{set, ranges, web}, "migrate", "kube-vip")
 	require.Zero(t, code, errs)
 	assert.Contains(t, out, "interfaces:\n            - eth0")
+	assert.Contains(t, out, "ignoreExcludeLabel: true", "the nodes of the control plane announce, as now")
 	assert.Contains(t, errs, "take-over: 1 Service that has addresses keeps them")
+
+	set.Spec.Template.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{}}
+	_, _, errs = live(t, nil, []runtime.Object{set, ranges, web}, "migrate", "kube-vip")
+	assert.Contains(t, errs, "envFrom: its variables come from elsewhere and are not looked at")
 
 	code, _, errs = live(t, nil, nil, "migrate", "kube-vip")
 	require.Equal(t, ExitFailed, code)

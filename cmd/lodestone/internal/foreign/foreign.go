@@ -25,6 +25,7 @@ const from = "cluster"
 // metalLB are MetalLB's resources, in the newest version that has each.
 var metalLB = []schema.GroupVersionResource{
 	{Group: migrate.MetalLBGroup, Version: "v1beta1", Resource: "ipaddresspools"},
+	{Group: migrate.MetalLBGroup, Version: "v1beta1", Resource: "addresspools"}, // until v0.13
 	{Group: migrate.MetalLBGroup, Version: "v1beta1", Resource: "l2advertisements"},
 	{Group: migrate.MetalLBGroup, Version: "v1beta1", Resource: "bgpadvertisements"},
 	{Group: migrate.MetalLBGroup, Version: "v1beta2", Resource: "bgppeers"},
