@@ -239,6 +239,25 @@ func ends(t *testing.T, a, b *running) {
 	}
 }
 
+// A speaker that was lost and counts again at once is watched again, although the detector never saw that it was not listed.
+func TestLostSpeakerThatCountsAgainIsWatched(t *testing.T) {
+	t.Parallel()
+	a, b := run(t, 1, slow, "a"), run(t, 2, slow, "a")
+	meet(a, b, "a")
+	ends(t, a, b)
+	again := b.options.Self
+	again.Losses++
+	timing := watch.Timing{Interval: 10 * time.Millisecond, Missed: 3}
+	a.Set(want(timing, []string{"a"}))
+	a.Set(want(timing, []string{"a"}, again))
+	select {
+	case v := <-a.Verdicts():
+		assert.Equal(t, again, v.Member)
+	case <-time.After(testTimeout):
+		t.Error("it is not lost once more")
+	}
+}
+
 // The key is replaced while heartbeats are sent: for a while both are understood. No packet is refused.
 func TestKeyIsReplaced(t *testing.T) {
 	t.Parallel()

@@ -278,7 +278,7 @@ func (t *table) declare(v watch.Verdict) {
 	defer t.mu.Unlock()
 	p, known := t.peers[v.Name]
 	switch {
-	case !known || !p.alive || watch.NewMember(v.Name, p.session, v.Addr) != v.Member:
+	case !known || !p.alive || p.member(v.Name, v.Addr) != v.Member:
 		return
 	case p.trust(): // memberlist takes it for dead, too
 	case p.questioned(): // the same
@@ -307,6 +307,7 @@ func (t *table) lose(node string, p *peer) {
 	p.beats = p.beats || p.session != 0
 	p.alive, p.metadata, p.met, p.doubt = false, metadata{}, nil, nil
 	p.lost, p.unanswered = true, 0
+	p.losses++
 	t.apart.lose(time.Now())
 	notify.Wake(t.send)
 	t.changed.Notify()

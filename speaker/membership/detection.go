@@ -141,7 +141,7 @@ func (t *table) members() (all []watch.Member) {
 	}
 	for node, p := range t.peers {
 		if p.takesPart() {
-			all = append(all, watch.NewMember(node, p.session, addressIn(p.met)))
+			all = append(all, p.member(node, addressIn(p.met)))
 		}
 	}
 	slices.SortFunc(all, watch.Member.Compare)

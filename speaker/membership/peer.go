@@ -1,11 +1,13 @@
 package membership
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/speaker/detector/watch"
 )
 
 // peer is all that is known of one node's speaker. This speaker has a record of itself, too.
@@ -26,6 +28,8 @@ type peer struct {
 	// packets it has not answered in that time.
 	lost       bool
 	unanswered int
+	// losses is how often it was lost.
+	losses int
 	// beats is set if the speaker took part in the failure detection when it was lost. unproven is how often it has counted since,
 	// because others take it for alive. Both are reset when it answers a packet.
 	beats    bool
@@ -97,6 +101,13 @@ func (all peers) count(property func(*peer) bool) (n int) {
 		}
 	}
 	return n
+}
+
+// member returns the speaker of the node as the failure detector knows it.
+func (p *peer) member(node string, at netip.AddrPort) watch.Member {
+	m := watch.NewMember(node, p.session, at)
+	m.Losses = p.losses
+	return m
 }
 
 // takesPart reports whether the speaker takes part in the failure detection. One without a Lease does not: an attacker with the

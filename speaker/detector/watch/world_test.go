@@ -120,7 +120,7 @@ func emptyWorld() *world {
 func (w *world) add(i int) *node {
 	addr := netip.AddrFrom4([4]byte{10, 0, byte(i / 40), byte(i%40 + 1)})
 	x := &node{
-		Member: Member{fmt.Sprint("n", i), w.random.Uint64() | 1, netip.AddrPortFrom(addr, 9744)}, world: w, segment: i / 40,
+		Member: Member{Name: fmt.Sprint("n", i), Session: w.random.Uint64() | 1, Addr: netip.AddrPortFrom(addr, 9744)}, world: w, segment: i / 40,
 		knows: map[string]bool{}, lost: map[string]time.Time{}, timing: normal,
 	}
 	x.Machine = New(x.Member, x.timing, w.now)
