@@ -42,15 +42,19 @@ type Silent struct {
 type Peer = bgp.Peer
 
 func (s *Status) sessions(n *simulation.Network, now time.Time) {
-	s.Peers = bgp.Peers(n, now, "", "").ByPeer()
-	for _, p := range s.Peers {
-		byMessage := map[string][]string{}
-		for _, d := range p.Down {
-			byMessage[cmp.Or(d.Message, "no session")] = append(byMessage[cmp.Or(d.Message, "no session")], d.Node)
+	sessions := bgp.Peers(n, now, "", "")
+	s.Peers = sessions.ByPeer()
+	type trouble struct{ peer, message string }
+	nodes := map[trouble][]string{}
+	for _, session := range sessions.Sessions {
+		if !session.Up() || session.Message != "" { // one that is up may have a problem all the same
+			t := trouble{session.Peer, cmp.Or(session.Message, "no session")}
+			nodes[t] = append(nodes[t], session.Node)
 		}
-		for _, message := range slices.Sorted(maps.Keys(byMessage)) {
-			s.warn("BGP", "peer %s on %s: %s", p.Name, output.List(byMessage[message], 3), message)
-		}
+	}
+	byPeer := func(a, b trouble) int { return cmp.Or(cmp.Compare(a.peer, b.peer), cmp.Compare(a.message, b.message)) }
+	for _, t := range slices.SortedFunc(maps.Keys(nodes), byPeer) {
+		s.warn("BGP", "peer %s on %s: %s", t.peer, output.List(nodes[t], 3), t.message)
 	}
 }
 

@@ -12,6 +12,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -269,11 +270,19 @@ func (s *Status) speakers(o *cluster.Objects) {
 		s.warn("speaker", "node %s: %s", m.Node, m.Message)
 	}
 	s.membershipKeys(o.Leases)
+	noRules := map[report.NoRules][]string{}
 	for _, l := range o.Leases {
-		for _, name := range report.Of(l.Annotations).Unmatched {
-			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there",
-				strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), name)
+		node, r := strings.TrimPrefix(l.Name, annotation.SpeakerLeasePrefix), report.Of(l.Annotations)
+		for _, name := range r.Unmatched {
+			s.warn("speaker", "node %s: advertisement %s matches no interface of it: compare its interfaces with ip link there", node, name)
 		}
+		if r.NoRules != "" {
+			noRules[r.NoRules] = append(noRules[r.NoRules], node)
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(noRules)) {
+		s.warn("speaker", "%s: connections are not forwarded directly (%s), and may end when a VIP moves: lodestone explain node has why",
+			output.List(noRules[why], 3), why)
 	}
 }
 

@@ -118,6 +118,12 @@ func TestWarnings(t *testing.T) {
 		"an advertisement matches no interface": {func(o *cluster.Objects) {
 			o.Leases[0].Annotations = report.Report{Keys: []string{keyA}, Unmatched: []string{"segment"}}.Annotations()
 		}, []string{"speaker: node n1: advertisement segment matches no interface of it: compare its interfaces with ip link there"}},
+		"direct forwarding does not work": {func(o *cluster.Objects) {
+			for _, l := range o.Leases {
+				l.Annotations = report.Report{Keys: []string{keyA}, Network: report.Network{NoRules: "Forbidden"}}.Annotations()
+			}
+		}, []string{"speaker: n1, n2: connections are not forwarded directly (Forbidden), and may end when a VIP moves: lodestone explain " +
+			"node has why"}},
 		"the worst comes first": {func(o *cluster.Objects) {
 			o.Speakers = o.Speakers[1:]
 			vip := netip.MustParseAddr("203.0.113.10")

@@ -246,7 +246,7 @@ func TestLostSpeakerThatCountsAgainIsWatched(t *testing.T) {
 	meet(a, b, "a")
 	ends(t, a, b)
 	again := b.options.Self
-	again.Losses++
+	again.Joined++
 	timing := watch.Timing{Interval: 10 * time.Millisecond, Missed: 3}
 	a.Set(want(timing, []string{"a"}))
 	a.Set(want(timing, []string{"a"}, again))

@@ -23,6 +23,7 @@ type table struct {
 	apart   apart     // whether this speaker has lost others with its link
 	overrun time.Time // when refused speakers without a Lease were logged last
 	listed  bool      // this node has a Lease
+	joins   int       // how often speakers began to count
 	// down are the interfaces of this node that are published as down. This node's record has those
 	// that count as down here.
 	down string
@@ -150,6 +151,10 @@ func (t *table) Crowd() int { return max(1, t.alive()/crowdSize) }
 func (t *table) record(p *peer, m metadata) (changed bool) {
 	before := p.metadata
 	changed = !p.alive || before.ready != m.ready || before.down != m.down
+	if !p.alive {
+		t.joins++
+		p.joined = t.joins
+	}
 	p.alive, p.metadata = true, m
 	if changed || before.session != m.session || before.claims != m.claims ||
 		before.view.blind != m.view.blind || before.view.sick != m.view.sick {
@@ -305,9 +310,8 @@ func (t *table) askLater(h *held, after time.Duration) {
 // lose records that the speaker does not count any more. The caller holds mu.
 func (t *table) lose(node string, p *peer) {
 	p.beats = p.beats || p.session != 0
-	p.alive, p.metadata, p.met, p.doubt = false, metadata{}, nil, nil
+	p.alive, p.joined, p.metadata, p.met, p.doubt = false, 0, metadata{}, nil, nil
 	p.lost, p.unanswered = true, 0
-	p.losses++
 	t.apart.lose(time.Now())
 	notify.Wake(t.send)
 	t.changed.Notify()

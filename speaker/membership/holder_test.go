@@ -176,7 +176,7 @@ func TestSpeakerThatMemberlistHasLostIsAsked(t *testing.T) {
 	table.admit("n2")
 	counts(true)
 	table.suspect("n2")
-	table.declare(watch.Verdict{Member: watch.NewMember("n2", 7, netip.AddrPort{})}) // memberlist was right
+	table.declare(watch.Verdict{Member: table.peers["n2"].member("n2", netip.AddrPort{})}) // memberlist was right
 	counts(false)
 	require.Empty(t, table.held())
 }

@@ -15,6 +15,8 @@ type peer struct {
 	// alive is set while the speaker counts as alive. metadata is what it publishes, and is empty
 	// while it does not count.
 	alive bool
+	// joined is the number of the time that it counts, zero while it does not.
+	joined int
 	metadata
 	// met is the speaker as memberlist has met it. Nil: it does not count, or is this one.
 	met *memberlist.Node
@@ -28,8 +30,6 @@ type peer struct {
 	// packets it has not answered in that time.
 	lost       bool
 	unanswered int
-	// losses is how often it was lost.
-	losses int
 	// beats is set if the speaker took part in the failure detection when it was lost. unproven is how often it has counted since,
 	// because others take it for alive. Both are reset when it answers a packet.
 	beats    bool
@@ -106,7 +106,7 @@ func (all peers) count(property func(*peer) bool) (n int) {
 // member returns the speaker of the node as the failure detector knows it.
 func (p *peer) member(node string, at netip.AddrPort) watch.Member {
 	m := watch.NewMember(node, p.session, at)
-	m.Losses = p.losses
+	m.Joined = p.joined
 	return m
 }
 

@@ -29,8 +29,8 @@ type Member struct {
 	// so that none from before its start, and no verdict about the speaker before, counts.
 	Session uint64
 	Addr    netip.AddrPort
-	// Losses counts how often this speaker has taken it for lost: one that counts again is another member, and not lost.
-	Losses int
+	// Joined is another number each time that the speaker counts again here: it is another member then, and not lost.
+	Joined int
 }
 
 // Compare compares by name.
