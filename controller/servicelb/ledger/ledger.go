@@ -186,8 +186,11 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 // condition of ours: then its addresses may never have been ours, because only the condition cannot be written by its owner.
 // Otherwise, go on as after Ensure.
 func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Time) (v Verdict, settled bool) {
+	if l.Config == nil {
+		return Verdict{}, true // nothing is decided without a configuration
+	}
 	shows, condition := kube.VIPs(svc), kube.Allocated(svc)
-	if a := l.accounts.of(NameOf(svc), string(svc.UID)); a != nil && l.Config != nil {
+	if a := l.accounts.of(NameOf(svc), string(svc.UID)); a != nil {
 		before, asked := l.held.Holds(a.owner.UID), a.asked
 		req, _ := RequestOf(svc, labels, l.dialects)
 		asked.Sharing = req.Sharing
@@ -211,8 +214,6 @@ func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Ti
 		l.leasing.seek(a, asked, &v, now)
 		l.waiters.remove(a)
 		a.asked, a.edition, a.verdict = asked, 0, Verdict{Held: after, Renumbered: a.verdict.Renumbered}
-	} else if a != nil {
-		v.Held = l.held.Holds(a.owner.UID)
 	}
 	shown := condition != nil && condition.Status == metav1.ConditionTrue && len(v.Held) == len(shows) && len(v.GivenBack) == 0
 	return v, condition == nil || shown
