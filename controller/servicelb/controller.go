@@ -324,9 +324,9 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
-		before := [...]<-chan struct{}{config, facts, namespaces}
+		ofConfig, ofFacts, ofNamespaces := config, facts, namespaces
 		config, facts, namespaces = c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed() // before the look: none is missed
-		longer, due = notify.Closed(before[0]), finderAfter(before[0], before[1], before[2], c.Namespaces.Labels)
+		longer, due = notify.Closed(ofConfig), finderAfter(ofConfig, ofFacts, ofNamespaces, c.Namespaces.Labels)
 	}
 }
 

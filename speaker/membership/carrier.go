@@ -118,8 +118,11 @@ func (a *allLinks) watch(ctx context.Context) {
 // named returns the interfaces that our Lease names, and whether they are up. An interface that is gone
 // is down.
 func (a *allLinks) named() map[string]linkState {
+	a.table.mu.Lock()
+	segments := a.table.peers[a.options.Node].network.Segments // never modified
+	a.table.mu.Unlock()
 	seen := map[string]linkState{}
-	for _, s := range a.table.Networks()[a.options.Node].Segments {
+	for _, s := range segments {
 		seen[s.Interface] = linkState{}
 	}
 	for _, i := range a.options.Interfaces.Interfaces() {

@@ -58,9 +58,10 @@ func (l *Ledger) Foreign(svc *corev1.Service) []netip.Addr {
 func (l *Ledger) SeeForeign(svc *corev1.Service, gone bool) {
 	var now []netip.Addr
 	if !gone && svc.Spec.Type == corev1.ServiceTypeLoadBalancer && !l.scope.Serves(svc) {
-		if now = l.Foreign(svc); kube.Allocated(svc) == nil { // the annotation is its owner's alone
-			now = l.held.without(NameOf(svc), kube.StatusAddresses(svc))
+		if now = kube.Foreign(svc); kube.Allocated(svc) == nil { // the annotation is its owner's alone
+			now = kube.StatusAddresses(svc)
 		}
+		now = l.held.without(NameOf(svc), now)
 	}
 	before := l.foreign.shown[NameOf(svc)]
 	if !l.foreign.set(NameOf(svc), now) || l.Config == nil {

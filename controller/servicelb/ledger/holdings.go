@@ -39,22 +39,24 @@ func (h *holdings) allocate(a *account, req ipam.Request, now time.Time) (refusa
 }
 
 // abide lets a Service whose request cannot be read keep what it holds, on those of its sharing
-// terms that can be read.
-func (h *holdings) abide(a *account, req ipam.Request, now time.Time) {
+// terms that can be read. It returns the addresses that it loses by them.
+func (h *holdings) abide(a *account, req ipam.Request, now time.Time) (lost []netip.Addr) {
 	before := h.Holds(a.owner.UID)
 	h.Abide(a.owner, req.Sharing, now)
-	h.keepLeaving(a, before, now)
+	return h.keepLeaving(a, before, now)
 }
 
 // keepLeaving keeps others from getting the addresses that the owner held before and has given
-// back.
-func (h *holdings) keepLeaving(a *account, before []ipam.Held, now time.Time) {
+// back, and returns them.
+func (h *holdings) keepLeaving(a *account, before []ipam.Held, now time.Time) (left []netip.Addr) {
 	after := h.Holds(a.owner.UID)
 	for _, b := range before {
 		if !holds(after, b.Addr) {
 			h.Restore(ipam.Holding{Owner: a.leaving, Addr: b.Addr, Sharing: a.asked.Sharing, Since: now})
+			left = append(left, b.Addr)
 		}
 	}
+	return left
 }
 
 // settle frees the addresses that the owner has given back, and returns them. An address that

@@ -191,17 +191,12 @@ func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Ti
 	}
 	shows, condition := kube.VIPs(svc), kube.Allocated(svc)
 	if a := l.accounts.of(NameOf(svc), string(svc.UID)); a != nil {
-		before, asked := l.held.Holds(a.owner.UID), a.asked
+		asked := a.asked
 		req, _ := RequestOf(svc, labels, l.dialects)
 		asked.Sharing = req.Sharing
-		l.held.abide(a, asked, now)
+		a.barred = append(a.barred, l.held.abide(a, asked, now)...)
 		l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
 		after, leaving := l.held.Holds(a.owner.UID), l.held.Holds(a.leaving.UID)
-		for _, b := range before {
-			if !holds(after, b.Addr) {
-				a.barred = append(a.barred, b.Addr)
-			}
-		}
 		// It may have been about to leave an address that it shows.
 		stays := func(h ipam.Held) bool { return slices.Contains(shows, h.Addr) && !slices.Contains(a.barred, h.Addr) }
 		for _, h := range slices.Concat(after, leaving) {
