@@ -20,11 +20,9 @@ import (
 )
 
 const (
-	// After a change the routes are listed pauseGateways later, or pauseFactor times the duration of the last
-	// list if that is longer: a link that goes down loses its IPv4 routes somewhat later and without a
-	// notification, and a node may have a full BGP table.
+	// After a change the routes are listed pauseGateways later, or as Pause has it: a link that goes down loses
+	// its IPv4 routes somewhat later and without a notification.
 	pauseGateways = 200 * time.Millisecond
-	pauseFactor   = 9
 	// retryGateways is the wait after the kernel refused to list or to notify.
 	retryGateways = time.Minute
 )
@@ -124,7 +122,7 @@ func (g *GatewayWatcher) follow(ctx context.Context) (lost, err error) {
 			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 				return nil, err
 			}
-			g.pause, due, changed = max(pauseGateways, pauseFactor*time.Since(start)), nil, err != nil
+			g.pause, due, changed = Pause(pauseGateways, time.Since(start)), nil, err != nil
 		}
 		if changed && due == nil {
 			due = time.After(g.pause)

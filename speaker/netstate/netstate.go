@@ -268,6 +268,11 @@ func list(namespace netns.NsHandle) (table, error) {
 	return t, nil
 }
 
+// Pause returns how long to wait after a look at a whole table of the kernel, which may be a full BGP table, that took so long. A
+// program that changes the table all the time then costs a tenth of a core at most, unless a look takes longer than half a second.
+// The pause has a limit because a process that was stopped in the midst of a look measures the stop, too.
+func Pause(least, took time.Duration) time.Duration { return min(max(least, 9*took), 5*time.Second) }
+
 // Whole returns the first answer of ask that is complete. If a list changes while it is read, the kernel marks it as interrupted,
 // and even unchanged entries may be missing. Whole then asks again, and returns netlink.ErrDumpInterrupted after dumpAttempts.
 func Whole[T any](ask func() ([]T, error)) ([]T, error) {

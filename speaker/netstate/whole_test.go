@@ -40,3 +40,14 @@ func TestInterruptedLists(t *testing.T) {
 		require.Equal(t, refused, err)
 	})
 }
+
+// A long look costs a small part of the processor. A stop of the process in the midst of a look does not keep it from looking
+// again for nine times as long.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{
+		time.Millisecond: 100 * time.Millisecond, 100 * time.Millisecond: 900 * time.Millisecond, time.Minute: 5 * time.Second,
+	} {
+		require.Equal(t, want, Pause(100*time.Millisecond, took), "after %s", took)
+	}
+}

@@ -40,11 +40,8 @@ import (
 )
 
 const (
-	// The pause between two looks at the kernel's table is at least minPause, and pauseFactor times the
-	// duration of a look. So a program that deletes routes all the time costs little, even on a node with
-	// a full BGP table.
-	minPause    = 100 * time.Millisecond
-	pauseFactor = 9
+	// minPause is the least pause between two looks at the kernel's table.
+	minPause = 100 * time.Millisecond
 	// settle is how long after a change of an interface the table is looked at again. An interface that
 	// goes down loses its IPv4 routes somewhat later and without a notification.
 	settle = time.Second
@@ -231,7 +228,7 @@ func (t *Table) reconcile() {
 		t.logChanges(before, s)
 	}
 	now := time.Now()
-	t.state.err, t.resume, t.due = err, now.Add(max(minPause, pauseFactor*now.Sub(start))), time.Time{}
+	t.state.err, t.resume, t.due = err, now.Add(netstate.Pause(minPause, now.Sub(start))), time.Time{}
 	switch {
 	case err != nil:
 		t.fail(before.err)
