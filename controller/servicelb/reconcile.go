@@ -30,47 +30,23 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		return err
 	case c.leavesToUpstream(svc):
 		return nil
-	case c.Scope.Serves(svc):
-		return c.serve(ctx, svc)
-	}
-	labels := c.Namespaces.Labels(svc.Namespace)
-	l, now, err := c.openFor(ctx, svc)
-	if err != nil {
-		return err
-	}
-	held, _ := l.Holds(svc)
-	kept, settled := ledger.Verdict{}, false
-	if c.Scope.Keeps(svc) {
-		kept, settled = l.Keep(svc, labels, now)
-	}
-	c.ledger.close()
-	switch {
-	case settled:
-		return nil
-	case len(kept.Held) > 0:
-		return c.publish(ctx, svc, kept, now)
-	case c.Scope.LeftBehind(svc) || len(held) > 0:
-		return c.unpublish(ctx, svc)
-	default:
-		return c.free(ctx, name, known)
-	}
-}
-
-// serve gives the Service what it asks for, or writes on it why not.
-func (c *Controller) serve(ctx context.Context, svc *corev1.Service) error {
-	name, start := ledger.NameOf(svc), c.ledger.now()
-	if !c.Namespaces.Known(svc.Namespace) {
+	case c.Scope.Serves(svc) && !c.Namespaces.Known(svc.Namespace):
 		c.queue.AddAfter(name, namespaceRetry) // without its labels other pools are open to it
 		return nil
 	}
-	v, err := c.ensure(ctx, svc)
-	if err != nil {
+	start := c.ledger.now()
+	v, step, err := c.decide(ctx, svc)
+	switch {
+	case err != nil:
 		return err
+	case step == ledger.Publish:
+		return c.publish(ctx, svc, v, start)
+	case step == ledger.Unpublish:
+		return c.unpublish(ctx, svc)
+	case step == ledger.Free:
+		return c.free(ctx, name, known)
 	}
-	if len(v.Held) == 0 && (v.Undecided || v.Asked && !c.Scope.LeftBehind(svc)) {
-		return nil // there is nothing to write yet
-	}
-	return c.publish(ctx, svc, v, start)
+	return nil
 }
 
 // publish writes the verdict, which was asked for at start, on the Service, and settles the account.
@@ -170,17 +146,17 @@ func (c *Controller) freeNow(name, uid string, shows *corev1.Service) {
 	}
 }
 
-// ensure asks the ledger.
-func (c *Controller) ensure(ctx context.Context, svc *corev1.Service) (ledger.Verdict, error) {
+// decide asks the ledger.
+func (c *Controller) decide(ctx context.Context, svc *corev1.Service) (v ledger.Verdict, step ledger.Step, err error) {
 	labels := c.Namespaces.Labels(svc.Namespace)
 	l, now, err := c.openFor(ctx, svc)
 	if err != nil {
-		return ledger.Verdict{}, err
+		return v, step, err
 	}
-	v := l.Ensure(svc, labels, now)
+	v, step = l.Decide(svc, labels, now)
 	c.ledger.close()
 	c.emit.left(svc, v.Left)
-	return v, nil
+	return v, step, nil
 }
 
 // openFor returns the ledger once what a former incarnation of the Service held has been taken back, as from every Service

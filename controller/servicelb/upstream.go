@@ -32,7 +32,7 @@ func (c *Controller) Provide(ctx context.Context, svc *corev1.Service) ([]ipam.H
 	if !c.Namespaces.Known(svc.Namespace) {
 		return nil, errNamespace
 	}
-	v, err := c.ensure(ctx, svc)
+	v, _, err := c.decide(ctx, svc)
 	if err != nil {
 		return nil, err
 	}

@@ -197,24 +197,13 @@ func (r *replica) reconcile(name string) {
 	case known != "" && known != string(svc.UID):
 		r.due[name] = true // once what the former one held has been taken back
 		r.release(name)
-	case scope.Serves(svc):
-		v := r.ledger.Ensure(svc, nil, now)
-		if len(v.Held) > 0 || !v.Undecided && (!v.Asked || scope.LeftBehind(svc)) {
-			r.serve(name, svc, &v)
-		}
 	default:
-		held, _ := r.ledger.Holds(svc)
-		kept, settled := ledger.Verdict{}, false
-		if scope.Keeps(svc) {
-			kept, settled = r.ledger.Keep(svc, nil, now)
-		}
-		switch {
-		case settled:
-		case len(kept.Held) > 0:
-			r.serve(name, svc, &kept)
-		case scope.LeftBehind(svc) || len(held) > 0:
+		switch v, step := r.ledger.Decide(svc, nil, now); step {
+		case ledger.Publish:
+			r.serve(name, svc, &v)
+		case ledger.Unpublish:
 			r.serve(name, svc, nil)
-		default:
+		case ledger.Free:
 			r.release(name)
 		}
 	}

@@ -133,6 +133,43 @@ func (l *Ledger) Known(name string) (uid string) {
 	return ""
 }
 
+// Step is what follows from a decision about a Service.
+type Step int
+
+// The steps.
+const (
+	Rest      Step = iota // nothing
+	Publish               // write the verdict into the object, as the doc comment of Ensure has it
+	Unpublish             // remove what is ours from the object, and then call Release
+	Free                  // call Release: there is nothing to remove
+)
+
+// Decide returns what a Service gets or keeps, and the step that follows. It is for the present object of the Service, and like
+// Ensure for a Service whose name nobody else has in the ledger.
+func (l *Ledger) Decide(svc *corev1.Service, labels map[string]string, now time.Time) (v Verdict, step Step) {
+	if l.scope.Serves(svc) {
+		v = l.Ensure(svc, labels, now)
+		if len(v.Held) == 0 && (v.Undecided || v.Asked && !l.scope.LeftBehind(svc)) {
+			return v, Rest // there is nothing to write yet
+		}
+		return v, Publish
+	}
+	held, _ := l.Holds(svc)
+	if l.scope.Keeps(svc) {
+		v, settled := l.keep(svc, labels, now)
+		switch {
+		case settled:
+			return v, Rest
+		case len(v.Held) > 0:
+			return v, Publish
+		}
+	}
+	if l.scope.LeftBehind(svc) || len(held) > 0 {
+		return Verdict{}, Unpublish
+	}
+	return Verdict{}, Free
+}
+
 // Ensure makes the Service hold what it asks for, as far as possible. Make the Records of the
 // verdict durable, write the object, and then call Settle: only that frees the addresses that
 // the Service gave back. If another Service of the name is Known, release that one before, because
@@ -180,12 +217,11 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	return v
 }
 
-// Keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps what its object shows,
+// keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps what its object shows,
 // and waits for nothing more. It loses an address that clashes with others by the terms of sharing that it has now, that another
 // Service was given back at the start, or whose lease is over. settled is set if its object shows the verdict already, or has no
 // condition of ours: then its addresses may never have been ours, because only the condition cannot be written by its owner.
-// Otherwise, go on as after Ensure.
-func (l *Ledger) Keep(svc *corev1.Service, labels map[string]string, now time.Time) (v Verdict, settled bool) {
+func (l *Ledger) keep(svc *corev1.Service, labels map[string]string, now time.Time) (v Verdict, settled bool) {
 	if l.Config == nil {
 		return Verdict{}, true // nothing is decided without a configuration
 	}
@@ -296,11 +332,9 @@ func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
 // incarnation of the Service. It reports whether an address was freed.
 func (l *Ledger) Release(name, uid string, now time.Time) (freed bool) {
 	a := l.accounts.of(name, uid)
-	return a != nil && l.close(a, now)
-}
-
-// close frees everything that the account's owner holds.
-func (l *Ledger) close(a *account, now time.Time) (freed bool) {
+	if a == nil {
+		return false
+	}
 	delete(l.accounts, a.owner.Name)
 	l.waiters.remove(a)
 	l.leasing.close(a)
