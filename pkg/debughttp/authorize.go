@@ -36,6 +36,9 @@ const (
 	// more refusals than asksPerSecond in rememberNo.
 	maxAccepted, maxRefused = 64, int(rememberNo/time.Second) * asksPerSecond
 	askTimeout              = 5 * time.Second
+	// renewWait is how long a request waits for the renewal of an acceptance. It is shorter than any
+	// timeout of a scrape.
+	renewWait = time.Second / 2
 	// asksAtOnce bounds the questions to the API server at a time, separately for tokens that
 	// were accepted before and for others.
 	asksAtOnce = 4
@@ -56,6 +59,7 @@ type Delegate struct {
 	mu       sync.Mutex
 	accepted map[key]time.Time // when
 	refused  map[key]refusal
+	renewals map[key]chan struct{} // closed when the API server has answered, or not within askTimeout
 }
 
 // key is a token and a path.
@@ -69,7 +73,7 @@ type refusal struct {
 // NewDelegate returns an Authorizer that asks through the client.
 func NewDelegate(client kubernetes.Interface) *Delegate {
 	return &Delegate{client: client, known: make(chan struct{}, asksAtOnce), new: make(chan struct{}, asksAtOnce),
-		accepted: map[key]time.Time{}, refused: map[key]refusal{}}
+		accepted: map[key]time.Time{}, refused: map[key]refusal{}, renewals: map[key]chan struct{}{}}
 }
 
 // Authorize implements Authorizer.
@@ -79,17 +83,40 @@ func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path
 	if answered {
 		return err
 	}
-	slots := d.known
-	if !known {
-		if !d.budget.take(source) {
-			return ErrBusy
-		}
-		slots = d.new
+	if known {
+		return d.renew(ctx, k, token, path)
 	}
-	err = d.ask(ctx, slots, token, path)
-	if !d.remember(k, err) && known && ctx.Err() == nil { // whoever ends his request keeps nobody from asking
-		return nil
+	if !d.budget.take(source) {
+		return ErrBusy
 	}
+	err = d.ask(ctx, d.new, token, path)
+	d.remember(k, err)
+	return err
+}
+
+// renew asks about a token that was accepted before. The token passes unless it is refused within
+// renewWait, and the renewal goes on even if the request ends: an API server that does not answer
+// must not hold up monitoring.
+func (d *Delegate) renew(ctx context.Context, k key, token, path string) error {
+	d.mu.Lock()
+	renewed, running := d.renewals[k]
+	if !running {
+		renewed = make(chan struct{})
+		d.renewals[k] = renewed
+		go func() {
+			d.remember(k, d.ask(context.WithoutCancel(ctx), d.known, token, path))
+			d.mu.Lock()
+			delete(d.renewals, k)
+			d.mu.Unlock()
+			close(renewed)
+		}()
+	}
+	d.mu.Unlock()
+	select {
+	case <-renewed:
+	case <-time.After(renewWait):
+	}
+	_, _, err := d.recall(k)
 	return err
 }
 
@@ -144,8 +171,8 @@ func (d *Delegate) recall(k key) (answered, known bool, err error) {
 	return known && age < rememberYes, known && age < knownTime, nil
 }
 
-// remember remembers the answer, and reports whether it is one.
-func (d *Delegate) remember(k key, err error) (answer bool) {
+// remember remembers the answer, if it is one.
+func (d *Delegate) remember(k key, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
@@ -157,10 +184,7 @@ func (d *Delegate) remember(k key, err error) (answer bool) {
 			delete(d.refused, first(d.refused, func(a, b refusal) int { return a.until.Compare(b.until) }))
 		}
 		d.refused[k] = refusal{err, time.Now().Add(rememberNo)}
-	default:
-		return false
 	}
-	return true
 }
 
 // keepAccepted notes that the key is accepted now, in place of the oldest one if there

@@ -173,13 +173,14 @@ type slowReviews struct {
 	authenticationclient.AuthenticationV1Interface
 	authenticationclient.TokenReviewInterface
 	asked atomic.Int64
+	away  atomic.Bool // it does not answer about any token
 }
 
 func (s *slowReviews) AuthenticationV1() authenticationclient.AuthenticationV1Interface { return s }
 func (s *slowReviews) TokenReviews() authenticationclient.TokenReviewInterface          { return s }
 func (s *slowReviews) Create(ctx context.Context, r *authenticationv1.TokenReview, o metav1.CreateOptions,
 ) (*authenticationv1.TokenReview, error) {
-	if strings.HasPrefix(r.Spec.Token, "bad") {
+	if s.away.Load() || strings.HasPrefix(r.Spec.Token, "bad") {
 		s.asked.Add(1)
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -206,6 +207,52 @@ func TestScrapesDoNotWaitForStrangers(t *testing.T) {
 		began := time.Now()
 		require.NoError(t, d.Authorize(t.Context(), prometheus, "good", "/metrics"))
 		assert.Zero(t, time.Since(began))
+		time.Sleep(askTimeout)
+		synctest.Wait()
+	})
+}
+
+// The API server does not answer, and refuses no connection either. Whoever was accepted within the hour waits for
+// renewWait at most, and is asked about once at a time. Nobody else passes, and a later answer counts.
+func TestScrapesDoNotWaitForTheAPIServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := &slowReviews{Interface: reviews(&atomic.Int64{})}
+		d := NewDelegate(api)
+		asks := func(token string) error { return d.Authorize(t.Context(), netip.Addr{}, token, "/metrics") }
+		renewals := func() int {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return len(d.renewals)
+		}
+		require.NoError(t, asks("good"))
+		api.away.Store(true)
+		accepted := time.Now()
+		time.Sleep(rememberYes)
+		for range 2 * asksAtOnce {
+			go func() { assert.NoError(t, asks("good")) }()
+		}
+		synctest.Wait()
+		require.EqualValues(t, 1, api.asked.Load(), "one renewal of a token at a time")
+		time.Sleep(2 * askTimeout)
+		synctest.Wait()
+		require.Zero(t, renewals())
+
+		began := time.Now()
+		require.NoError(t, asks("good"))
+		require.LessOrEqual(t, time.Since(began), renewWait)
+		require.Error(t, asks("good too"), "a scraper that is new")
+		time.Sleep(knownTime - time.Since(accepted))
+		require.Error(t, asks("good"), "for an hour")
+
+		api.away.Store(false)
+		require.NoError(t, asks("good"))
+		api.away.Store(true)
+		time.Sleep(rememberYes)
+		ended, end := context.WithCancel(t.Context())
+		end()
+		require.NoError(t, d.Authorize(ended, netip.Addr{}, "good", "/metrics"), "whoever ends his request stops no renewal")
+		require.Equal(t, 1, renewals())
 		time.Sleep(askTimeout)
 		synctest.Wait()
 	})
