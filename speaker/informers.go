@@ -46,6 +46,7 @@ type cluster struct {
 	mu         sync.Mutex
 	dirty      map[string]bool // keys of Services
 	dirtyNodes bool
+	unmarked   map[string]time.Time // until when Services keep their VIPs, by key; see unmarkedFor
 
 	// Owned by the loop.
 	known map[string]plan.Node
@@ -90,7 +91,7 @@ func (n *node) DeepCopyObject() kruntime.Object    { return n }
 func newCluster(client kubernetes.Interface, scope kube.Scope) (*cluster, error) {
 	c := &cluster{
 		wake: make(chan struct{}, 1), seed: maphash.MakeSeed(),
-		dirty: map[string]bool{}, known: map[string]plan.Node{}, names: map[uint64]string{},
+		dirty: map[string]bool{}, unmarked: map[string]time.Time{}, known: map[string]plan.Node{}, names: map[uint64]string{},
 	}
 	balanced := objects.Scope{Fields: fields.OneTermEqualSelector("spec.type", string(corev1.ServiceTypeLoadBalancer)).String()}
 	c.services = objects.Informer(objects.Services, client, balanced, services(scope), cache.SharedIndexInformerOptions{})
@@ -139,7 +140,7 @@ func (c *cluster) hasSynced() bool {
 	return !slices.ContainsFunc(c.synced, func(synced cache.InformerSynced) bool { return !synced() })
 }
 
-// noteDirty has the loop derive the Service anew.
+// noteDirty has the loop derive the Service anew. A Service that keeps its VIPs is not derived before that time is over.
 func (c *cluster) noteDirty(key string) {
 	c.mu.Lock()
 	c.dirty[key] = true
@@ -155,9 +156,22 @@ func (c *cluster) noteService(before, after *service) {
 	case changed && reflect.DeepEqual(after.Service, before.Service):
 	case changed && len(before.unmarked) > 0 && slices.Equal(after.unmarked, before.unmarked): // it is derived when that time is over
 	case changed && len(before.VIPs) > 0 && slices.Equal(after.unmarked, before.VIPs):
+		c.keepUntil(key, time.Now().Add(unmarkedFor))
 		time.AfterFunc(unmarkedFor, func() { c.noteDirty(key) })
 	default:
+		c.keepUntil(key, time.Time{})
 		c.noteDirty(key)
+	}
+}
+
+// keepUntil has a Service keep its VIPs until then, whatever changes; zero: no longer.
+func (c *cluster) keepUntil(key string, until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if until.IsZero() {
+		delete(c.unmarked, key)
+	} else {
+		c.unmarked[key] = until
 	}
 }
 
@@ -209,6 +223,13 @@ func (c *cluster) refresh(put func(plan.Service)) bool {
 	c.mu.Lock()
 	dirty, dirtyNodes := c.dirty, c.dirtyNodes
 	c.dirty, c.dirtyNodes = map[string]bool{}, false
+	for key := range dirty {
+		if time.Now().Before(c.unmarked[key]) {
+			delete(dirty, key) // it is noted again when that time is over
+		} else {
+			delete(c.unmarked, key)
+		}
+	}
 	c.mu.Unlock()
 
 	changed := dirtyNodes && c.learnNodes(dirty)

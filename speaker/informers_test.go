@@ -196,6 +196,53 @@ func TestABriefLossOfTheAnnotationIsNoChange(t *testing.T) {
 	})
 }
 
+// Each loss of the annotation has the whole time, and it counts from when the annotation was lost last.
+func TestALossOfTheAnnotationHasItsOwnTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, marked, bare := mustCluster(t), serviceObject("web", "203.0.113.1"), serviceObject("web", "203.0.113.1")
+		bare.Annotations = nil
+		has := []netip.Addr{}
+		refresh := func() {
+			synctest.Wait()
+			c.refresh(func(s plan.Service) { has = s.VIPs })
+		}
+		c.add(marked)
+		refresh()
+		for range 3 { // lost, and back, and lost again
+			c.replace(marked, bare)
+			refresh()
+			time.Sleep(unmarkedFor / 2)
+			c.replace(bare, marked)
+			refresh()
+		}
+		c.replace(marked, bare)
+		for range 4 {
+			time.Sleep(unmarkedFor / 5)
+			refresh()
+			require.Len(t, has, 1)
+		}
+		time.Sleep(unmarkedFor / 5)
+		refresh()
+		require.Empty(t, has)
+		require.Empty(t, c.unmarked)
+
+		c.replace(bare, marked) // lost before the loop has seen that it is back
+		refresh()
+		c.replace(marked, bare)
+		c.replace(bare, marked)
+		c.replace(marked, bare)
+		refresh()
+		require.Len(t, has, 1)
+		c.noteService(kept[service](c, bare), nil)
+		require.NoError(t, c.services.GetStore().Delete(kept[service](c, bare)))
+		refresh()
+		require.Empty(t, has, "it was deleted")
+		require.Empty(t, c.unmarked)
+		time.Sleep(unmarkedFor)
+	})
+}
+
 // What sessions need of a Node is a change. What a kubelet writes all the time is
 // none.
 func TestChangesOfNodes(t *testing.T) {
