@@ -364,6 +364,7 @@ func TestLoneSpeakerJoinsAtOnce(t *testing.T) {
 }
 
 func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
+	const years = 365 * 24 * time.Hour
 	c := newCluster(t, "n1")
 	now := time.Now()
 	task := c.mute("n1", netip.MustParseAddrPort("127.0.0.1:0"))
@@ -378,6 +379,9 @@ func TestSpeakerThatCrashedSettlesLonger(t *testing.T) {
 		{after: time.Minute, leave: true, crashes: 0},
 		{after: time.Minute, crashes: 1},
 		{after: time.Hour, crashes: 0},
+		{after: -3 * time.Hour, leave: true, crashes: 0}, // two hours ago
+		{after: -50 * years, crashes: 0},                 // the power was cut, and the clock is behind until it gets the time
+		{after: time.Minute, crashes: 0},                 // once more, weeks later
 	} {
 		if step.leave {
 			task.own.release()

@@ -213,15 +213,17 @@ func (o *ownLease) withheldBefore(started time.Time) []report.Conflict {
 // take makes this node the Lease's holder since the start, and returns how many of the last starts
 // crashed. The Lease's transitions count them.
 func (o *ownLease) take(lease *coordinationv1.Lease, started time.Time) (crashes int) {
-	acquired := lease.Spec.AcquireTime
+	acquired, renewed, before := lease.Spec.AcquireTime, lease.Spec.RenewTime, lease.Spec.LeaseTransitions
 	switch {
-	case holder(lease) == "" || acquired == nil || started.Sub(acquired.Time) > youth:
-	case lease.Spec.LeaseTransitions == nil:
+	case holder(lease) == "" || acquired == nil:
+	case before != nil && acquired.Equal(&metav1.MicroTime{Time: started.Truncate(time.Microsecond)}):
+		crashes = min(max(int(*before), 0), maxCrashes) // ours already
+	case started.Sub(acquired.Time) > youth:
+	case renewed != nil && renewed.Sub(acquired.Time) > youth: // now the clock may be behind, as at a boot without a battery
+	case before == nil:
 		crashes = 1
-	case acquired.Equal(&metav1.MicroTime{Time: started.Truncate(time.Microsecond)}):
-		crashes = min(max(int(*lease.Spec.LeaseTransitions), 0), maxCrashes) // ours already
 	default:
-		crashes = min(max(int(*lease.Spec.LeaseTransitions)+1, 0), maxCrashes)
+		crashes = min(max(int(*before)+1, 0), maxCrashes)
 	}
 	transitions := int32(crashes)
 	lease.Spec = coordinationv1.LeaseSpec{
