@@ -181,8 +181,8 @@ func service(s *corev1.Service) *corev1.Service {
 		ExternalIPs: texts(s.Spec.ExternalIPs, MaxAddresses), LoadBalancerIP: cut(s.Spec.LoadBalancerIP),
 		LoadBalancerClass: s.Spec.LoadBalancerClass,
 		IPFamilyPolicy:    s.Spec.IPFamilyPolicy, IPFamilies: head(s.Spec.IPFamilies, MaxAddresses), SessionAffinity: s.Spec.SessionAffinity,
-		ExternalTrafficPolicy: s.Spec.ExternalTrafficPolicy, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy,
-		HealthCheckNodePort: s.Spec.HealthCheckNodePort, AllocateLoadBalancerNodePorts: s.Spec.AllocateLoadBalancerNodePorts,
+		ExternalTrafficPolicy: s.Spec.ExternalTrafficPolicy,
+		HealthCheckNodePort:   s.Spec.HealthCheckNodePort, // Kubernetes' service controller reads it
 	}
 	// A selector that is cut would be another selector. Without any, a Service counts as one
 	// that selects other pods than all others.
