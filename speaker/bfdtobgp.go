@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 	"github.com/lodestone-lb/lodestone/pkg/loglimit"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
@@ -47,11 +48,12 @@ type Peers interface {
 // Detector is the task that ties BFD sessions to BGP sessions (RFC 5882), and knows the state of
 // both.
 type Detector struct {
-	bfd     BFD
-	peers   Peers
-	log     *slog.Logger
-	wake    chan struct{}
-	changed notify.Signal
+	bfd      BFD
+	peers    Peers
+	outdated func(config.SecretKey) string // see NewDetector
+	log      *slog.Logger
+	wake     chan struct{}
+	changed  notify.Signal
 
 	// Owned by Run.
 	want   map[string]bfd.Session  // what BFD was set to
@@ -68,9 +70,11 @@ type Detector struct {
 	reached  bool      // what Reached reports, once it is OK
 }
 
-// NewDetector returns a Detector that starts with Run.
-func NewDetector(b BFD, peers Peers, log *slog.Logger) *Detector {
-	return &Detector{bfd: b, peers: peers, log: loglimit.Logger(log), wake: make(chan struct{}, 1), down: map[string]string{}}
+// NewDetector returns a Detector that starts with Run. outdated returns why a password may not be its Secret's any more, or
+// an empty text.
+func NewDetector(b BFD, peers Peers, outdated func(config.SecretKey) string, log *slog.Logger) *Detector {
+	return &Detector{bfd: b, peers: peers, outdated: outdated, log: loglimit.Logger(log), wake: make(chan struct{}, 1),
+		down: map[string]string{}}
 }
 
 // String names the task.
@@ -270,6 +274,11 @@ func (d *Detector) Sessions() []report.Session {
 		s := report.Session{Peer: p.Name, Router: p.Address, Established: p.State == bgp.Established, Since: p.Since}
 		if s.Message = problems[p.Name].Message; !s.Established {
 			s.Message = lack(p)
+		}
+		if peer := sessions[p.Name].Peer; peer != nil && peer.Password != nil {
+			if outdated := d.outdated(*peer.Password); outdated != "" {
+				s.Message = strings.TrimPrefix(s.Message+"; "+outdated, "; ")
+			}
 		}
 		if state, ok := states[p.Name]; ok {
 			s.BFD = state.State.String()

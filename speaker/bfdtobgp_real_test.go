@@ -67,7 +67,7 @@ router bgp 64513
 	b := bfd.New(bfd.Options{Log: log, Registry: prometheus.NewRegistry()})
 	a := bgp.New(bgp.Options{Log: log, Registry: prometheus.NewRegistry(), NextHops: netstate.NextHops, Inside: node.Do})
 	held := &heldPeers{Announcer: a, down: make(chan struct{})}
-	d := NewDetector(b, held, log)
+	d := NewDetector(b, held, upToDate, log)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 3)
 	go func() { ended <- node.Do(func() error { return b.Run(ctx) }) }()

@@ -225,6 +225,27 @@ func (f *fakePeers) downs() map[string]string {
 	return maps.Clone(f.down)
 }
 
+// upToDate stands for passwords that are their Secrets'.
+func upToDate(config.SecretKey) string { return "" }
+
+// A session stays up with the last password when its Secret may not be read any more, and its report has that.
+func TestOutdatedPasswordsAreReported(t *testing.T) {
+	t.Parallel()
+	peers := &fakePeers{peers: []bgp.Peer{{Name: "tor", State: bgp.Established}, {Name: "other", State: bgp.Connect, LastError: "refused"},
+		{Name: "plain", State: bgp.Established}, {Name: "gone"}}}
+	d := NewDetector(&fakeBFD{}, peers, func(key config.SecretKey) string { return key.Name + " may not be read" },
+		slog.New(slog.DiscardHandler))
+	d.Set(t.Context(), plan.BGP{Sessions: map[string]plan.Session{
+		"tor":   {Peer: &config.Peer{Password: &config.SecretKey{Name: "a"}}},
+		"other": {Peer: &config.Peer{Password: &config.SecretKey{Name: "b"}}},
+		"plain": {Peer: &config.Peer{}},
+	}})
+	assert.Equal(t, []report.Session{
+		{Peer: "tor", Established: true, Message: "a may not be read"}, {Peer: "other", Message: "refused; b may not be read"},
+		{Peer: "plain", Established: true}, {Peer: "gone"},
+	}, d.Sessions())
+}
+
 func TestDetectorTiesBFDToBGP(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -233,7 +254,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		strict := *timers
 		strict.Strict, strict.MinimumTTL = true, 253
 		b, peers := &fakeBFD{states: map[string]bfd.Status{}}, &fakePeers{down: map[string]string{}}
-		d := NewDetector(b, peers, slog.New(slog.DiscardHandler))
+		d := NewDetector(b, peers, upToDate, slog.New(slog.DiscardHandler))
 		state := func(peer string, s bfd.Status) {
 			b.change(func() { s.Since = time.Now(); b.states[peer] = s })
 			synctest.Wait()
@@ -303,7 +324,7 @@ func TestReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := func(names ...string) (*Detector, *fakePeers) {
 			peers := &fakePeers{down: map[string]string{}}
-			d := NewDetector(&fakeBFD{}, peers, slog.New(slog.DiscardHandler))
+			d := NewDetector(&fakeBFD{}, peers, upToDate, slog.New(slog.DiscardHandler))
 			assert.False(t, d.Reached().OK, "nobody knows yet which sessions there are")
 			sessions := map[string]plan.Session{}
 			for _, name := range names {
@@ -344,7 +365,7 @@ func TestDetectorPublishesChangesOnce(t *testing.T) {
 		log := &testnet.Log{}
 		b := &fakeBFD{states: map[string]bfd.Status{"tor": {State: bfd.Up}}}
 		peers := &fakePeers{down: map[string]string{}, peers: []bgp.Peer{{Name: "tor", State: bgp.Established}}}
-		d := NewDetector(b, peers, slog.New(slog.NewTextHandler(log, nil)))
+		d := NewDetector(b, peers, upToDate, slog.New(slog.NewTextHandler(log, nil)))
 		go d.Run(t.Context())
 		want := plan.BGP{
 			Sessions: map[string]plan.Session{"tor": {Peer: &config.Peer{Name: "tor", Address: netip.MustParseAddr("198.18.0.254"),

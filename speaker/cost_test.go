@@ -134,7 +134,7 @@ func manyOptions(url string) (Options, error) {
 		Node: members.self, Client: client, Scope: testScope, Members: members, DataPlane: &fakeDataPlane{},
 		Announcer: &fakeAnnouncer{},
 		Limiter:   &fakeLimiter{}, Forwarder: newFakeForwarder(), Router: &fakeRouter{}, PodRoutes: &fakePodRouter{}, Passwords: &changes{},
-		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, log),
+		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, upToDate, log),
 		Config: &fakeConfig{config: &config.Config{
 			Pools:          []config.Pool{{Name: "lan", Free: prefix("10.0.0.0/16"), Withheld: prefix("10.1.0.0/32")}},
 			Advertisements: []config.Advertisement{{Name: "all", Layer2: &config.Layer2{}}},

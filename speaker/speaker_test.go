@@ -293,7 +293,7 @@ func (s *story) start() {
 		DataPlane: &s.dataPlane,
 		Announcer: &s.announcer, Limiter: &s.limiter, Forwarder: s.forwarder, Router: &s.router, PodRoutes: &s.pods,
 		Passwords: &s.passwords, Drain: s.drain,
-		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
+		Detector: NewDetector(&fakeBFD{}, &fakePeers{}, upToDate, slog.New(slog.DiscardHandler)), Log: slog.New(slog.NewTextHandler(&s.log, nil)),
 		Registry: s.registry, HandOver: s.handOver, VIPMetrics: s.vipMetrics})
 	if err != nil {
 		s.t.Fatal(err)

@@ -94,7 +94,7 @@ func run(ctx context.Context, f *flags) error {
 	// the one before.
 	router := bgp.New(bgp.Options{Log: s.log, Registry: registry, Passwords: passwords.Password, NextHops: netstate.NextHops,
 		Restarting: true})
-	detector := speaker.NewDetector(watchdog, router, s.log)
+	detector := speaker.NewDetector(watchdog, router, passwords.Outdated, s.log)
 	loop, err := speaker.New(speaker.Options{
 		Node: f.node, Client: s.client, Scope: f.scope, Config: config, Members: members, DataPlane: proxy,
 		Announcer: announcer, Limiter: limiter, Forwarder: director,

@@ -25,6 +25,9 @@ const (
 	// it first, which would end all sessions that need it.
 	passwordsEvery   = 10 * time.Second
 	passwordsTimeout = 5 * time.Second
+	// forbiddenTime is how long the API server has to forbid reading a Secret before people are to see to it: while it
+	// starts it forbids that, too.
+	forbiddenTime = time.Minute
 )
 
 // Passwords follows the Secrets that the configuration names for BGP peers.
@@ -45,6 +48,9 @@ type password struct {
 	value  string
 	fault  string // why there is none
 	missed bool   // the Secret was not there the last time
+
+	forbidden time.Time // since when the API server forbids to read the Secret; zero: it does not
+	outdated  string    // why the value may not be the Secret's any more
 }
 
 // NewPasswords returns Passwords from Secrets of the namespace that start with
@@ -71,8 +77,16 @@ func (p *Passwords) Password(key config.SecretKey) (string, error) {
 	return known.value, nil
 }
 
-// Changed returns a channel that is closed when Password's answers change. Take
-// the channel first, then ask Password: no change is missed.
+// Outdated returns why the password may not be the Secret's any more: the API server has forbidden to read the Secret for
+// a while. Empty: it is the Secret's.
+func (p *Passwords) Outdated(key config.SecretKey) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.known[key].outdated
+}
+
+// Changed returns a channel that is closed when the answers of Password and Outdated change. Take
+// the channel first, then ask them: no change is missed.
 func (p *Passwords) Changed() <-chan struct{} { return p.changed.Next() }
 
 // Run reads the Secrets until ctx ends.
@@ -135,17 +149,25 @@ func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	known, ok := p.known[key]
 	p.mu.Unlock()
 	name, works := p.namespace+"/"+key.Name, ok && known.fault == ""
-	gone := apierrors.IsNotFound(s.err)
+	gone, forbidden := apierrors.IsNotFound(s.err), apierrors.IsForbidden(s.err)
+	denied := fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: %v", name, s.err)
 	switch {
 	case works && s.err != nil && !(gone && known.missed):
 		p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
 		known.missed = gone
+		switch {
+		case gone:
+			known.forbidden, known.outdated = time.Time{}, ""
+		case forbidden && known.forbidden.IsZero():
+			known.forbidden = time.Now()
+		case forbidden && time.Since(known.forbidden) >= forbiddenTime:
+			known.outdated = "the last password stays: " + denied
+		}
 		return known
 	case gone:
 		return password{fault: fmt.Sprintf("there is no Secret %s", name)}
-	case apierrors.IsForbidden(s.err):
-		return password{fault: fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: "+
-			"%v", name, s.err)}
+	case forbidden:
+		return password{fault: denied}
 	case s.err != nil:
 		return password{fault: fmt.Sprintf("Secret %s could not be read: %v", name, s.err)}
 	}

@@ -97,6 +97,16 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		down.Store(&forbidden) // an API server that starts has not read its roles yet
 		has("first", "")
 		has("first", "")
+		require.Empty(t, p.Outdated(key))
+		time.Sleep(time.Minute) // no role allows it any more
+		has("first", "")
+		require.Contains(t, p.Outdated(key), "the last password stays: Secret lodestone-system/tor may not be read: list it in the value")
+		down.Store(nil)
+		has("first", "")
+		require.Empty(t, p.Outdated(key))
+		down.Store(&forbidden)
+		has("first", "")
+		require.Empty(t, p.Outdated(key), "it is forbidden anew")
 		gone := errors.New("the API server is down")
 		down.Store(&gone)
 		has("first", "")
