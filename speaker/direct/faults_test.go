@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -518,4 +519,55 @@ func TestSocketThatStaysOpen(t *testing.T) {
 		return d.err
 	}))
 	require.Equal(t, 3, d.want.Services[plan.LimitKey{VIP: vip4, Service: "web"}].Backends[0].Open)
+}
+
+// Elements that an administrator restores from a saved listing are noticed, although they are as many as the wanted ones. Whole
+// tables cannot be restored so: nft(8) cannot load its listing of them.
+func TestRestoredElementsAreNoticed(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	nodes := map[string][]netip.Addr{"n2": {netip.MustParseAddr("198.18.1.2")}}
+	take := func(byClient bool, hardware string) {
+		host.Run("ip", "neigh", "replace", "198.18.1.2", "lladdr", hardware, "dev", "eth0", "nud", "permanent")
+		one, other := plan.LimitKey{VIP: vip4, Service: "default/web"}, plan.LimitKey{VIP: vip4.Next(), Service: "default/other"}
+		require.NoError(t, host.Do(func() error {
+			d.take(plan.Forwarding{Nodes: nodes, Services: map[plan.LimitKey]plan.Direct{
+				one:   {Ports: web, ByClient: byClient, Backends: some("n1", "n2")},
+				other: {Ports: web, Backends: some("n1", "n2")},
+			}})
+			d.shortcut.extend(d.shortcut.nextLook, d.have)
+			return errors.Join(d.err, d.shortcut.err)
+		}))
+	}
+	load := func(rules string) error {
+		nft := host.Command(t.Context(), "nft", "-f", "-")
+		nft.Stdin = strings.NewReader(rules)
+		return nft.Run()
+	}
+	type part struct{ kind, name string }
+	elements := func(of part) string {
+		return regexp.MustCompile(`elements = ({[^}]*})`).FindStringSubmatch(host.Run("nft", "list", of.kind, of.name))[1]
+	}
+	take(false, "02:00:00:00:00:01")
+	saved, parts := host.Run("nft", "list", "ruleset"), map[part]string{}
+	for _, f := range []*family{families[0], shortcuts[0]} {
+		for _, of := range []part{{"set", f.name() + " " + hardwareSet}, {"map", f.name() + " " + servicesMap}} {
+			parts[of] = elements(of)
+		}
+	}
+	take(true, "02:00:00:00:00:02")
+	require.Error(t, load("flush ruleset\n"+saved))
+	for of, before := range parts {
+		after := elements(of)
+		require.NotEqual(t, before, after)
+		require.NoError(t, load(fmt.Sprintf("flush %s %s; add element %s %s", of.kind, of.name, of.name, before)), of)
+		require.Equal(t, before, elements(of))
+		require.NoError(t, host.Do(func() error {
+			d.verify(false)
+			d.reconcile()
+			d.shortcut.extend(d.shortcut.nextLook, d.have)
+			return errors.Join(d.err, d.shortcut.err)
+		}))
+		require.Equal(t, after, elements(of))
+	}
 }

@@ -467,20 +467,26 @@ func (k kernel) services(f *family) map[string]served {
 		return nil // there is none
 	}
 	for _, e := range elements {
-		verdict, err := netlink.UnmarshalAttributes(e.Val)
-		if err != nil {
-			continue
-		}
-		for _, a := range verdict {
-			if a.Type != unix.NFTA_VERDICT_CHAIN {
-				continue
-			}
-			if s, ok := parseSteer(strings.TrimRight(string(a.Data), "\x00")); ok && e.Comment != "" {
-				all[string(e.Key)] = served{s, e.Comment}
-			}
+		if s, ok := parseServed(e); ok {
+			all[string(e.Key)] = s
 		}
 	}
 	return all
+}
+
+// parseServed returns the Service of an element of the map of services. ok is not set if another program has added it.
+func parseServed(e nftables.SetElement) (of served, ok bool) {
+	verdict, err := netlink.UnmarshalAttributes(e.Val)
+	if err != nil {
+		return of, false
+	}
+	of.service = e.Comment
+	for _, a := range verdict {
+		if a.Type == unix.NFTA_VERDICT_CHAIN {
+			of.steer, ok = parseSteer(strings.TrimRight(string(a.Data), "\x00"))
+		}
+	}
+	return of, ok && of.service != ""
 }
 
 // hops returns the nodes to which a steer hands packets.
@@ -500,7 +506,7 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 }
 
 // sound reports whether the table still has its chains and elements: another program may have
-// flushed it. Elements of buckets are not checked, as they are many.
+// flushed it, or restored older ones. Elements of buckets are not checked, as they are many.
 func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 	table, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
 	if err != nil {
@@ -530,11 +536,25 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("list the elements of the nftables set %s: %w", f.sets()[i].Name, err)
 		}
-		if len(elements) != n {
+		if len(elements) != n || slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return !want.has(i, e) }) {
 			return false, nil
 		}
 	}
 	return true, nil
+}
+
+// has reports whether the i-th of the table's sets is to have the element.
+func (r *ruleset) has(i int, e nftables.SetElement) bool {
+	switch i {
+	case 1:
+		return r.interfaces[string(e.Key)]
+	case 2:
+		return r.hardware[string(e.Key)]
+	case 3:
+		s, ok := parseServed(e)
+		return ok && s == r.services[string(e.Key)]
+	}
+	return true // the guard
 }
 
 // counts returns how many packets each of the counters of tables has counted since they were made, by name of the table.
