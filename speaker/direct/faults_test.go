@@ -25,6 +25,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -279,20 +280,59 @@ func track(n int) error {
 	return nil
 }
 
-// A bond that sends with other hardware addresses than its own is found, also below VLANs.
+// A bond that sends with other hardware addresses than its own is found, also below VLANs and bridges. Bridges and their ports are
+// the kernel's. Machines that run tests may have neither bonds nor VLANs: pairs are in their place, of which each end is on the other.
 func TestBondUnder(t *testing.T) {
 	t.Parallel()
-	links := map[int]netlink.Link{
-		1: &netlink.Bond{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "bond0"}, Mode: netlink.BOND_MODE_BALANCE_ALB},
-		2: &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 2, ParentIndex: 1}},
-		3: &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 3, ParentIndex: 2}},
-		4: &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: 4, ParentIndex: 1}}, // its other end, perhaps elsewhere
+	host := testnet.NewHost(t, "node")
+	for _, pair := range []string{"tlb0 vlan0", "alb1 other1", "alb2 vlan2", "lacp3 vlan3", "pod4 other4"} {
+		first, second, _ := strings.Cut(pair, " ")
+		host.Run("ip", "link", "add", first, "type", "veth", "peer", "name", second)
 	}
-	for index, found := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
-		bond, err := bondUnder(index, func(i int) (netlink.Link, error) { return links[i], nil })
+	for bridge, of := range map[string][]string{"br1": {"pod4", "alb1"}, "br2": {"vlan2"}, "br3": {"lacp3"}} {
+		host.Run("ip", "link", "add", bridge, "type", "bridge")
+		for _, port := range of {
+			host.Run("ip", "link", "set", port, "master", bridge)
+		}
+	}
+	as := func(link netlink.Link, err error) (netlink.Link, error) {
 		require.NoError(t, err)
-		require.Equal(t, found, bond != nil && balances[bond.Mode], index)
+		switch attrs := *link.Attrs(); strings.TrimRight(attrs.Name, "0123456789") {
+		case "tlb":
+			return &netlink.Bond{LinkAttrs: attrs, Mode: netlink.BOND_MODE_BALANCE_TLB}, nil
+		case "alb":
+			return &netlink.Bond{LinkAttrs: attrs, Mode: netlink.BOND_MODE_BALANCE_ALB}, nil
+		case "lacp":
+			return &netlink.Bond{LinkAttrs: attrs, Mode: netlink.BOND_MODE_802_3AD}, nil
+		case "vlan":
+			return &netlink.Vlan{LinkAttrs: attrs}, nil
+		}
+		return link, nil
 	}
+	find := func(index int) (netlink.Link, error) { return as(netlink.LinkByIndex(index)) }
+	within := func(bridge int) (all []netlink.Link, err error) {
+		all, err = ports(bridge)
+		for i := range all {
+			all[i], err = as(all[i], err)
+		}
+		return all, err
+	}
+	require.NoError(t, host.Do(func() error {
+		for name, want := range map[string]string{"tlb0": "tlb0", "vlan0": "tlb0", "br1": "alb1", "br2": "alb2", "br3": "", "lacp3": "",
+			"vlan3": "", "other1": ""} {
+			link, err := as(netlink.LinkByName(name))
+			require.NoError(t, err)
+			vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: link.Attrs().Index}}
+			for _, link := range []netlink.Link{link, vlan} {
+				found := ""
+				if bond := bondUnder(link, find, within); bond != nil {
+					found = bond.Name
+				}
+				require.Equal(t, want, found, name)
+			}
+		}
+		return nil
+	}))
 }
 
 // With kube-proxy in mode IPVS there are no rules, and the VIP works as without direct forwarding.

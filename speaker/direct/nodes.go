@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
@@ -283,8 +284,11 @@ func refuse(nodes map[netip.Addr]*host) error {
 		devices[h.device] = true
 	}
 	for _, device := range slices.Sorted(maps.Keys(devices)) {
-		bond, err := bondUnder(device, netlink.LinkByIndex)
-		if err == nil && bond != nil && balances[bond.Mode] {
+		link, err := netlink.LinkByIndex(device)
+		if err != nil {
+			continue // it has just gone
+		}
+		if bond := bondUnder(link, netlink.LinkByIndex, ports); bond != nil {
 			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode)
 		}
 	}
@@ -294,20 +298,49 @@ func refuse(nodes map[netip.Addr]*host) error {
 // balances are the modes of bonds that send with the hardware address of whichever port.
 var balances = map[netlink.BondMode]bool{netlink.BOND_MODE_BALANCE_TLB: true, netlink.BOND_MODE_BALANCE_ALB: true}
 
-// bondUnder returns the bond that the interface is, or on which it is a VLAN. Nil: there is none.
-func bondUnder(index int, find func(int) (netlink.Link, error)) (*netlink.Bond, error) {
-	for depth := 0; index != 0 && depth < 3; depth++ { // a VLAN may be in a VLAN
-		link, err := find(index)
-		if err != nil {
-			return nil, fmt.Errorf("find interface %d: %w", index, err)
+// bondUnder returns the bond in such a mode that the interface is, or that is below it: below VLANs and bridges. Nil: there is none.
+func bondUnder(link netlink.Link, find func(int) (netlink.Link, error), ports func(int) ([]netlink.Link, error)) *netlink.Bond {
+	under := []netlink.Link{link}
+	for depth := 0; len(under) > 0 && depth < 4; depth++ { // a VLAN may be in a VLAN, and a bridge between them
+		var next []netlink.Link
+		for _, link := range under {
+			switch link := link.(type) {
+			case *netlink.Bond:
+				if balances[link.Mode] {
+					return link
+				}
+			case *netlink.Vlan:
+				if parent, err := find(link.ParentIndex); err == nil {
+					next = append(next, parent)
+				}
+			case *netlink.Bridge:
+				if all, err := ports(link.Index); err == nil {
+					next = append(next, all...)
+				}
+			}
 		}
-		if bond, ok := link.(*netlink.Bond); ok {
-			return bond, nil
-		}
-		if _, ok := link.(*netlink.Vlan); !ok {
-			return nil, nil
-		}
-		index = link.Attrs().ParentIndex
+		under = next
 	}
-	return nil, nil
+	return nil
+}
+
+// ports returns the ports of a bridge. The kernel selects them, because a node has many other interfaces.
+func ports(bridge int) (all []netlink.Link, err error) {
+	messages, err := netstate.Whole(func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		request.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
+		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the ports of bridge %d: %w", bridge, err)
+	}
+	for _, m := range messages {
+		port, err := netlink.LinkDeserialize(nil, m)
+		if err != nil {
+			return nil, fmt.Errorf("decode a port of bridge %d: %w", bridge, err)
+		}
+		all = append(all, port)
+	}
+	return all, nil
 }
