@@ -103,7 +103,7 @@ func run(t *testing.T) (k *Keeper, fakes func(on string) *fake, log *journal, st
 func eventually(t *testing.T, log *journal, want ...string) {
 	t.Helper()
 	var got []string
-	require.Eventually(t, func() bool { got = append(got, log.take()...); return len(got) >= len(want) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { got = append(got, log.take()...); return len(got) >= len(want) }, 30*time.Second, time.Millisecond)
 	assert.ElementsMatch(t, want, got)
 }
 
@@ -150,7 +150,7 @@ func TestNoChangeIsMissed(t *testing.T) {
 			}
 			select {
 			case <-changed:
-			case <-time.After(10 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatalf("change %d is missed", i)
 			}
 		}
