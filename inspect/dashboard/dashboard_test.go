@@ -215,7 +215,7 @@ func TestStreamSendsDifferences(t *testing.T) {
 	assert.Contains(t, fmt.Sprint(moved["events"].Order), "the speaker of "+example.NodeName(4)+" is not ready")
 	assert.Contains(t, fmt.Sprint(moved["events"].Order), "from "+example.NodeName(4))
 	stop()
-	require.Eventually(t, func() bool { _, open := <-updates; return !open }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, open := <-updates; return !open }, 30*time.Second, time.Millisecond)
 }
 
 func TestVisitorsAreBounded(t *testing.T) {
@@ -236,7 +236,7 @@ func TestVisitorsAreBounded(t *testing.T) {
 	require.Eventually(t, func() bool {
 		code, _, _ := s.get("/dashboard/view")
 		return code == http.StatusOK
-	}, 10*time.Second, 5*time.Millisecond, "who leaves makes room")
+	}, 30*time.Second, 5*time.Millisecond, "who leaves makes room")
 	for _, stop := range stops {
 		stop()
 	}
