@@ -36,7 +36,7 @@ func watchGateways(t *testing.T, h *testnet.Host, log slog.Handler, buffer int) 
 // awaitGateways waits until the view is as wanted, woken by changes alone.
 func awaitGateways(t *testing.T, g *GatewayWatcher, what, want string) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(30 * time.Second)
 	for {
 		changed := g.Changed()
 		got, known := g.Gateways()
