@@ -93,7 +93,7 @@ func newNode(t *testing.T, h *testnet.Host) *node {
 // linked waits until the interface can carry packets.
 func (n *node) linked(name string) {
 	n.t.Helper()
-	for end := time.After(10 * time.Second); ; {
+	for end := time.After(30 * time.Second); ; {
 		changed := n.watcher.Changed()
 		if slices.ContainsFunc(n.watcher.Interfaces(), func(i netstate.Interface) bool {
 			return i.Name == name && i.Up && len(i.Tentative) == 0 && len(i.Addrs) > 2
@@ -177,7 +177,7 @@ func TestKernelSettingsAreFoundWhereTheyAreWrong(t *testing.T) {
 	own.Close()
 	require.Eventually(t, func() bool {
 		return strings.Contains(findings(n.ask(question{}))[diagnose.BGPPort].Message, "nobody listens on port 179")
-	}, 10*time.Second, 10*time.Millisecond)
+	}, 30*time.Second, 10*time.Millisecond)
 	listenElsewhere(t, h, "198.18.0.1:179")
 	assert.Contains(t, findings(n.ask(question{}))[diagnose.BGPPort].Message, "another BGP daemon listens on 198.18.0.1:179")
 
@@ -219,7 +219,7 @@ func TestKernelSettingsAreFoundWhereTheyAreWrong(t *testing.T) {
 // sees waits until the node knows that the interface has the VIP.
 func (n *node) sees(name string) {
 	n.t.Helper()
-	for end := time.After(10 * time.Second); ; {
+	for end := time.After(30 * time.Second); ; {
 		changed := n.watcher.Changed()
 		if slices.ContainsFunc(n.watcher.Interfaces(), func(i netstate.Interface) bool {
 			return i.Name == name && slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr() == vip })
@@ -353,7 +353,7 @@ func waitForAddress(t *testing.T, h *testnet.Host, a netip.Addr) {
 			}
 			return err
 		}) == nil
-	}, 10*time.Second, 50*time.Millisecond)
+	}, 30*time.Second, 50*time.Millisecond)
 }
 
 // Nobody has the node send to where he likes.
