@@ -41,7 +41,7 @@ func (c *cluster) restart() *cluster {
 // kept waits until the copy is the document.
 func (c *cluster) kept(document string) {
 	c.Helper()
-	ctx, cancel := context.WithTimeout(c.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 	defer cancel()
 	watch, err := c.client.CoreV1().ConfigMaps(config.Namespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {

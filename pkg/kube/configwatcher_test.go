@@ -65,7 +65,7 @@ func (c *cluster) write(data map[string]string) {
 // until waits for a state.
 func (c *cluster) until(what string, holds func(*config.Config, kube.State) bool) {
 	c.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(30 * time.Second)
 	for {
 		changed := c.watcher.Changed()
 		if cfg, state := c.watcher.Current(); holds(cfg, state) {
@@ -87,7 +87,7 @@ func (c *cluster) wantEvent(prefix string) {
 		if !strings.HasPrefix(e, prefix) {
 			c.Errorf("event %q, want %q", e, prefix)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		c.Errorf("no event %q", prefix)
 	}
 }

@@ -35,7 +35,7 @@ func TestEventsWithAnIDAreWrittenOnce(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(ctx) }()
-		require.Eventually(t, func() bool { return slices.Contains(events(), last) }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return slices.Contains(events(), last) }, 30*time.Second, time.Millisecond)
 		cancel()
 		require.NoError(t, <-ended)
 	}
