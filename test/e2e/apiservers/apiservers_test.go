@@ -24,10 +24,11 @@ import (
 )
 
 const (
-	// soon is how long a change takes at most until it is seen on the wire.
-	soon = 30 * time.Second
-	// moment is how long a VIP may be elsewhere, because its owner got no processor time and was taken for lost.
-	moment = 5 * time.Second
+	// soon is how long a change takes at most until it is seen on the wire, on a machine with other things to do.
+	soon = 50 * time.Second
+	// moment is how long a VIP may be elsewhere, because its owner got no processor time and was taken for lost. A look at all VIPs
+	// takes seconds on a busy machine.
+	moment = 15 * time.Second
 	// fault is longer than a speaker waits before it reports that it has no API server: 25 s without an
 	// answer, noticed by requests every 5 s that wait for 4 s.
 	fault = 42 * time.Second
