@@ -179,7 +179,7 @@ func TestPowerLossBehindARouter(t *testing.T) {
 	record, err := p.Finish()
 	require.NoError(s, err)
 	t.Logf("the router forgot the node after %s; %d of %d datagrams were lost", gone.Round(time.Millisecond), record.Lost(), record.Sent)
-	assert.Less(s, gone, 20*time.Second, "without BFD it takes the hold time, 90 s")
+	assert.Less(s, gone, 50*time.Second, "without BFD it takes the hold time, 90 s, since the last keepalive, which are 30 s apart")
 	require.NoError(s, s.Lab.HealNode(nodes[0]))
 	s.learnt(lab.Router, vip, nodes...)
 }

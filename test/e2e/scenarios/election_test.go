@@ -93,7 +93,7 @@ advertisements:
 	s.service("web", labelled("public", "yes"))
 	web := s.assigned("web")
 	before, first := s.owner(vip), s.owner(web)
-	time.Sleep(11 * time.Second) // an owner of less than ten seconds is not reported
+	time.Sleep(20 * time.Second) // an owner of less than ten seconds is not reported
 	s.ownedBy(vip, before)
 	s.ownedBy(web, first)
 	require.Equal(t, fmt.Sprintf("node %s announces %s by layer 2", first, web), s.event(s.namespace, "Service", "web", "Announced"))

@@ -235,7 +235,7 @@ type stream struct {
 // openStream connects the client to the VIP's port 80.
 func (s *story) openStream(vip string) *stream {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(s.ctx, 30*time.Second)
 	defer cancel()
 	conn, err := netns.Dialer(s.Lab.Namespace(lab.Client))(ctx, "tcp", target(vip).String())
 	require.NoError(s, err)

@@ -19,7 +19,7 @@ import (
 func (s *story) servedFrom(vip, node string) {
 	s.Helper()
 	s.eventually("a pod on "+node+" answers at "+vip, func() error {
-		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 		defer cancel()
 		answer, err := probe.Get(ctx, s.Lab.Namespace(lab.Client), target(vip))
 		if err == nil && answer.Node != node {

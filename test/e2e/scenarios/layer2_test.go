@@ -52,7 +52,7 @@ func TestNodePowerLossTwentyTimes(t *testing.T) {
 // failover: conservative takes while loops are late, and half of that again: three quarters of the time that memberlist alone would
 // take. Waiting for the end of a Lease or of an ARP
 // entry would take longer than longestOutage.
-const usualOutage, longestOutage = 1500 * time.Millisecond, 5 * time.Second
+const usualOutage, longestOutage = 1500 * time.Millisecond, 10 * time.Second
 
 // losePower cuts the owner of the VIP off so many times: another node takes
 // over each time, alone and soon.

@@ -36,7 +36,7 @@ func TestSomethingElseAnnounces(t *testing.T) {
 	s.prints(0, []string{"explain", "pool", "routed"}, "others: the configuration has advertisements: []")
 	s.prints(0, []string{"status"}, "0 announced by nobody")
 	fromRouter := func() error {
-		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
 		defer cancel()
 		_, err := probe.Get(ctx, s.Lab.Namespace(lab.Remote), target(vip))
 		return err
