@@ -48,7 +48,7 @@ func deployEcho(t *testing.T, c *Cluster) {
 	t.Helper()
 	for _, args := range [][]string{
 		{"apply", "-f", "testdata/echo.yaml"},
-		{"rollout", "status", "--timeout=60s", "daemonset/echo"},
+		{"rollout", "status", "--timeout=180s", "daemonset/echo"},
 	} {
 		if _, err := c.Kubectl(t.Context(), args...); err != nil {
 			t.Fatal(err)
@@ -59,10 +59,10 @@ func deployEcho(t *testing.T, c *Cluster) {
 // answers fails the test unless the pod of that very node answers the client.
 func answers(t *testing.T, c *Cluster, node string, address netip.Addr) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := poll(ctx, 100*time.Millisecond, func() error {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		answer, err := probe.Get(ctx, c.Namespace(Client), netip.AddrPortFrom(address, nodePort))
 		if err == nil && answer.Node != node {
@@ -101,7 +101,7 @@ func testNodes(t *testing.T, c *Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, name := range c.Nodes() {
 		// The node lifecycle controller acts on what it saw some seconds ago:
@@ -156,7 +156,7 @@ func kubeletStatus(t *testing.T, c *Cluster) int {
 }
 
 func testNodeLoss(t *testing.T, c *Cluster) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	asking := probe.UDP(ctx, probe.Options{
 		Namespace: c.Namespace(Client),
@@ -220,7 +220,7 @@ func testWire(t *testing.T, c *Cluster) {
 		for pair, want := range step.holds {
 			within := 500 * time.Millisecond
 			if want { // Linux repeats an ARP request or a SYN after a second
-				within = 10 * time.Second
+				within = 30 * time.Second
 			}
 			if got := reaches(c, pair[0], pair[1], within); got != want {
 				t.Fatalf("%s: %s reaches %s = %v", step.name, pair[0], pair[1], got)

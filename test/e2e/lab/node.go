@@ -143,7 +143,7 @@ func (c *Cluster) startContainerd(ctx context.Context, node string) (*process.Pr
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	err = poll(ctx, 50*time.Millisecond, func() error {
 		if err := p.Check(); err != nil {

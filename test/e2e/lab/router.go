@@ -59,7 +59,7 @@ func (c *Cluster) startRouter(ctx context.Context, r router) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for _, question := range ask {
 		err := poll(ctx, 50*time.Millisecond, func() error {
