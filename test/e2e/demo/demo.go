@@ -77,7 +77,7 @@ func (d *demo) tour(ctx context.Context) error {
 
 // address waits until the Service has one.
 func (d *demo) address(ctx context.Context) (vip netip.Addr, err error) {
-	err = within(ctx, 30*time.Second, "an address for the Service", func(ctx context.Context) error {
+	err = within(ctx, time.Minute, "an address for the Service", func(ctx context.Context) error {
 		service, err := d.client.CoreV1().Services(workloadNamespace).Get(ctx, workload, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -94,7 +94,7 @@ func (d *demo) address(ctx context.Context) (vip netip.Addr, err error) {
 
 // reach waits until the client is answered over TCP.
 func (d *demo) reach(ctx context.Context, vip netip.Addr) error {
-	return within(ctx, 15*time.Second, "an answer from "+vip.String(), func(ctx context.Context) error {
+	return within(ctx, time.Minute, "an answer from "+vip.String(), func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := probe.Get(ctx, d.Namespace(lab.Client), netip.AddrPortFrom(vip, servicePort))
