@@ -38,7 +38,7 @@ func TestPacketsAreAnsweredWithNames(t *testing.T) {
 	if _, err := client.Write([]byte("17")); err != nil {
 		t.Fatal(err)
 	}
-	client.SetReadDeadline(time.Now().Add(time.Second))
+	client.SetReadDeadline(time.Now().Add(30 * time.Second))
 	buffer := make([]byte, 100)
 	n, err := client.Read(buffer)
 	if err != nil {
