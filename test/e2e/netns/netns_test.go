@@ -73,7 +73,7 @@ func TestDialerConnectsInside(t *testing.T) {
 	}
 	defer listener.Close()
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	conn, err := Dialer(name)(ctx, "tcp", listener.Addr().String())
 	if err != nil {
