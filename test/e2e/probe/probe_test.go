@@ -116,7 +116,7 @@ func TestProbesAreAnswered(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			p := begin(ctx)
 			if err := p.WaitAnswers(ctx, 20); err != nil {
@@ -172,7 +172,7 @@ func TestProbesOutliveRefusals(t *testing.T) {
 // Connections that live are distinguished from those that are reset.
 func TestConnectionsAreHeldUntilTheyBreak(t *testing.T) {
 	namespace, _, tcp := newEcho(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	const held = 5
 	c, err := Connect(ctx, Options{Namespace: namespace, Target: tcp}, held)
