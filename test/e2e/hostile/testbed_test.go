@@ -55,7 +55,7 @@ func TestTheNextRunRemovesWhatAKilledOneLeft(t *testing.T) {
 	}
 	require.NoDirExists(t, g.dir)
 	for _, pid := range []int{store, api} {
-		require.Eventually(t, func() bool { return unix.Kill(pid, 0) == unix.ESRCH }, 10*time.Second, 10*time.Millisecond,
+		require.Eventually(t, func() bool { return unix.Kill(pid, 0) == unix.ESRCH }, time.Minute, 10*time.Millisecond,
 			"process %d of the killed run", pid)
 	}
 }
