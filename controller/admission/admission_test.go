@@ -416,7 +416,7 @@ func TestSecurePortServesTheCertificate(t *testing.T) {
 	for range 2 { // the first one, and one that follows
 		w.keep(w.leader)
 		current, _ := w.leader.CurrentCertKeyContent()
-		require.Eventually(t, func() bool { return bytes.Equal(shown("lodestone-admission.ls.svc"), current) }, 10*time.Second,
+		require.Eventually(t, func() bool { return bytes.Equal(shown("lodestone-admission.ls.svc"), current) }, 30*time.Second,
 			10*time.Millisecond)
 		w.now = w.now.Add(life - renewal + time.Hour)
 	}
