@@ -16,7 +16,7 @@ import (
 
 // late is how much later than the detection time a process that shares two
 // cores with all other tests may notice.
-const late = 500 * time.Millisecond
+const late = 3 * time.Second
 
 // interop is a node and somebody else's router, with sessions of every kind
 // between them. Multihop sessions go through a third host.
@@ -190,7 +190,7 @@ func TestInterop(t *testing.T) {
 			t.Parallel()
 			i := newInterop(t, test.start, test.minTTL)
 			for n, interval := range []time.Duration{300, 100, 50, 300} {
-				timers := every(interval*time.Millisecond, 3)
+				timers := every(interval*time.Millisecond, 10) // a session outlives the moments in which a busy machine does other things
 				before := i.transitions()
 				i.retime(timers)
 				i.awaitAll(timers)
@@ -209,7 +209,7 @@ func TestInterop(t *testing.T) {
 
 // comesBack bounds the return of a session whose peer has lost it: the detection
 // time, a packet of the slow rate, and what the handshake takes beside other tests.
-const comesBack = 4 * time.Second
+const comesBack = 15 * time.Second
 
 // restart: the router's BFD is killed and starts anew, with other discriminators
 // and none of the node's. The sessions end by the detection time at the latest, and
