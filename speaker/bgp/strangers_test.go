@@ -64,6 +64,6 @@ func TestPasswordThatCannotBeSet(t *testing.T) {
 		require.ErrorContains(t, l.listen(node4, wrong), "set the TCP-MD5 password for 2001:db8::2: invalid argument")
 		require.Empty(t, l.open)
 	}
-	require.Eventually(t, func() bool { return l.listen(node4, right) == nil }, 10*time.Second, 50*time.Millisecond,
+	require.Eventually(t, func() bool { return l.listen(node4, right) == nil }, 30*time.Second, 50*time.Millisecond,
 		"the kernel closes a socket a moment later")
 }
