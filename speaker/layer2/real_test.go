@@ -337,7 +337,7 @@ func TestTakeoverFlipsTheNeighbourEntry(t *testing.T) {
 	}
 	slices.Sort(flips)
 	t.Logf("neighbour entry flips %v (median) %v (worst) after Set", flips[5], flips[9])
-	if flips[5] > 500*time.Millisecond { // a machine that runs something else delays some, and not most
+	if flips[5] > 2*time.Second { // a machine that runs something else delays some, and not most
 		t.Errorf("flips took %v", flips)
 	}
 }
