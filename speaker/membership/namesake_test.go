@@ -115,7 +115,7 @@ func TestSessionOfAnotherSpeaker(t *testing.T) {
 	for _, s := range []*speaker{n1, n2} {
 		s.wait("the loss of n3", func() bool { return !s.knows("n3") })
 	}
-	assert.Less(t, time.Since(start), 5*time.Second)
+	assert.Less(t, time.Since(start), 15*time.Second)
 }
 
 // liar is a transport of somebody who has the key: what it sends arrives, whoever it speaks for.
