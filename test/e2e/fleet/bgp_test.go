@@ -136,15 +136,15 @@ type policy struct {
 
 // The timers are those of the test: the table names only the keys.
 const (
-	holdTime, restartTime = 18 * time.Second, 15 * time.Second
+	holdTime, restartTime = 15 * time.Second, 12 * time.Second
 	// detected is more than BFD takes with 500 ms x 3.
 	detected = 3 * time.Second
 	// soon is more than BFD takes on a machine with other things to do, and less
-	// than a hold time that has just begun lasts at least: a keepalive is six
+	// than a hold time that has just begun lasts at least: a keepalive is five
 	// seconds old at most, if it was not late.
-	soon, silence = 10 * time.Second, holdTime - 7*time.Second
+	soon, silence = 8 * time.Second, holdTime - 6*time.Second
 	// late is how late a router may be that others keep from working.
-	late = 10 * time.Second
+	late = 8 * time.Second
 )
 
 func (p policy) keys() (keys string) {
@@ -224,7 +224,8 @@ func (f *routedFleet) speakerUpdated(p policy) {
 		if text, knows := f.table("n1"); p.graceful {
 			require.True(f.t, knows, text)
 		} else {
-			f.until("the router has forgotten the node", func() bool { _, knows := f.table("n1"); return !knows })
+			forgotten := f.until("the router has forgotten the node", func() bool { _, knows := f.table("n1"); return !knows })
+			require.Less(f.t, detected+forgotten, soon)
 		}
 		f.restart("n1", p)
 	})
