@@ -82,7 +82,7 @@ func (f *Fleet) steady(t *testing.T) {
 // owned waits until the owners are as they should be.
 func (f *Fleet) owned(t *testing.T, what string, holds func(map[netip.Addr]string) bool) {
 	t.Helper()
-	require.Eventually(t, func() bool { return holds(f.Owners()) }, time.Minute, 10*time.Millisecond, what)
+	require.Eventually(t, func() bool { return holds(f.Owners()) }, 30*time.Second, 10*time.Millisecond, what)
 }
 
 // lose unplugs the owner of the first VIP, whose VIPs and no others move.
@@ -131,7 +131,7 @@ func TestKeptOwnerStays(t *testing.T) {
 	for range 2 {
 		lost := f.lose(t)
 		without := f.Owners()
-		time.Sleep(15 * time.Second) // it has noticed: a shorter cut is a partition, after which the election decides
+		time.Sleep(5 * time.Second) // it has noticed: a shorter cut is a partition, after which the election decides
 		require.NoError(t, f.PlugIn(lost))
 		f.steady(t)
 		require.Equal(t, without, f.Owners(), "%s is back", lost)
@@ -152,7 +152,7 @@ func TestSpeakerOfANodeWithAnotherAddressEnds(t *testing.T) {
 	select {
 	case err := <-ended:
 		require.Error(t, err)
-	case <-time.After(time.Minute):
+	case <-time.After(30 * time.Second):
 		require.NoError(t, speaker.Process.Kill())
 		<-ended
 		t.Error("it goes on")

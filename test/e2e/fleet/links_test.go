@@ -77,11 +77,11 @@ func TestManagementLinkOfOneNode(t *testing.T) {
 		}
 		return true
 	})
-	time.Sleep(15 * time.Second) // what both announced at first is over
+	time.Sleep(5 * time.Second) // what both announced at first is over
 	f.keeps(f.Owners(), 5*time.Second, "it yields to them")
 	require.NoError(t, f.PlugInManagement(lost))
 	f.owned(t, "it is back", func(o map[netip.Addr]string) bool { return maps.Equal(o, before) })
-	f.answered(20 * time.Second)
+	f.answered(10 * time.Second)
 }
 
 // The switch for management dies: every VIP stays where it is. A node that dies meanwhile is
@@ -121,7 +121,7 @@ func TestManagementLinkOfTheLastSurvivor(t *testing.T) {
 	f.owned(t, "n1 owns all", func(o map[netip.Addr]string) bool { return all(o, "n1") })
 	_, err := f.asking.Stop()
 	require.NoError(t, err)
-	time.Sleep(10 * time.Second) // it is a while since
+	time.Sleep(6 * time.Second) // it is a while since
 	f.asking = probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
 	require.NoError(t, f.asking.WaitAnswers(t.Context(), 50))
 	for _, down := range []time.Duration{5 * time.Millisecond, 2 * time.Second} {
@@ -150,7 +150,7 @@ func TestLinkToTheVIPs(t *testing.T) {
 	lost := f.lose(t)
 	require.NoError(t, f.PlugIn(lost))
 	f.owned(t, "it is back", func(o map[netip.Addr]string) bool { return maps.Equal(o, before) })
-	f.answered(20 * time.Second)
+	f.answered(10 * time.Second)
 
 	f.steady(t)
 	moves := f.Moves()
@@ -165,7 +165,7 @@ func TestLinkToTheVIPs(t *testing.T) {
 	f.steady(t)
 	assert.Equal(t, before, f.Owners())
 	assert.Equal(t, moves, f.Moves(), "nobody else has announced any")
-	f.answered(20 * time.Second)
+	f.answered(10 * time.Second)
 }
 
 // Routers know themselves whether they reach a node: whoever loses the link to the other

@@ -100,7 +100,7 @@ func (r *Router) Start(ctx context.Context) error {
 
 // await waits until a daemon answers.
 func (r *Router) await(ctx context.Context, daemon string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for exec.CommandContext(ctx, "vtysh", "--vty_socket", r.dir, "-d", daemon, "-c", "show version").Run() != nil {
 		select {
