@@ -141,9 +141,9 @@ func (d *Detector) logProblems(problems map[string]plan.Problem) {
 	d.logged = problems
 }
 
-// watch has BFD watch the routers of the sessions. The address of an unnumbered peer is known
+// paths returns the BFD sessions that the sessions need. The address of an unnumbered peer is known
 // once BGP has found it.
-func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) {
+func (d *Detector) paths(sessions map[string]plan.Session) map[string]bfd.Session {
 	found := map[string]netip.Addr{}
 	for _, p := range d.peers.Peers() {
 		found[p.Name] = p.Address
@@ -158,6 +158,12 @@ func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) 
 			want[name] = bfdSession(s, remote)
 		}
 	}
+	return want
+}
+
+// watch has BFD watch the routers of the sessions.
+func (d *Detector) watch(ctx context.Context, sessions map[string]plan.Session) {
+	want := d.paths(sessions)
 	if maps.Equal(want, d.want) { // BFD's own changes come by here, too, and must not wake it
 		return
 	}
@@ -181,7 +187,7 @@ func (d *Detector) evaluate(ctx context.Context) (again <-chan time.Time) {
 	d.evaluating.Lock()
 	defer d.evaluating.Unlock()
 	sessions, _ := d.current()
-	states, soonest := d.bfd.States(), bfdPause
+	paths, states, soonest := d.paths(sessions), d.bfd.States(), bfdPause
 	for name := range d.down {
 		if s, ok := sessions[name]; !ok || s.Peer.BFD == nil {
 			d.setDown(ctx, name, "")
@@ -191,16 +197,19 @@ func (d *Detector) evaluate(ctx context.Context) (again <-chan time.Time) {
 		if s.Peer.BFD == nil {
 			continue
 		}
-		state, known := states[name]
+		state := states[name]
+		if !state.Session.SamePath(paths[name]) { // BFD has yet to begin on the new path
+			state = bfd.Status{}
+		}
 		why := ""
 		switch {
-		case known && state.Up():
+		case state.Up():
 		case s.Peer.BFD.Strict:
 			why = "waiting for BFD (strict)"
 			if state.Error != "" {
 				why += ": " + state.Error
 			}
-		case known && state.Failed():
+		case state.Failed():
 			// Not Since: a path that is still broken may have the session go from Down to Init and back, again and again.
 			if wait := time.Until(state.Ended.Add(bfdPause)); wait > 0 {
 				why, soonest = failure(state), min(soonest, wait)

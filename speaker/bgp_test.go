@@ -256,7 +256,7 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		b, peers := &fakeBFD{states: map[string]bfd.Status{}}, &fakePeers{down: map[string]string{}}
 		d := NewDetector(b, peers, upToDate, slog.New(slog.DiscardHandler))
 		state := func(peer string, s bfd.Status) {
-			b.change(func() { s.Since = time.Now(); b.states[peer] = s })
+			b.change(func() { s.Session, s.Since = b.want[peer], time.Now(); b.states[peer] = s })
 			synctest.Wait()
 		}
 		d.Set(t.Context(), plan.BGP{
@@ -315,6 +315,43 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 		assert.Empty(t, peers.downs(), "peers that are gone")
 		assert.Empty(t, b.wanted())
 	})
+}
+
+// A peer that gets another path is not held down, nor let up, by the state of BFD on the path before.
+func TestBFDOnThePathBefore(t *testing.T) {
+	t.Parallel()
+	tor := func(strict bool, change func(*plan.Session)) plan.BGP {
+		s := plan.Session{Peer: &config.Peer{Name: "tor", Address: netip.MustParseAddr("fe80::1"), Interface: "eth1",
+			BFD: &config.BFD{DetectMultiplier: 3, Strict: strict}}}
+		change(&s)
+		return plan.BGP{Sessions: map[string]plan.Session{"tor": s}}
+	}
+	path := bfd.Session{Remote: netip.MustParseAddr("fe80::1"), Interface: "eth1"}
+	up, failed := bfd.Status{Session: path, State: bfd.Up}, bfd.Status{Session: path, Cause: bfd.Expired, Ended: time.Now().Add(time.Hour)}
+	failed.Error = "send to fe80::1"
+	for name, change := range map[string]func(*plan.Session){
+		"router":     func(s *plan.Session) { s.Peer.Address = netip.MustParseAddr("fe80::2") },
+		"interface":  func(s *plan.Session) { s.Peer.Interface = "eth2" },
+		"source":     func(s *plan.Session) { s.Source = netip.MustParseAddr("fe80::11") },
+		"multihop":   func(s *plan.Session) { s.Peer.BFD.MinimumTTL = 253 },
+		"unnumbered": func(s *plan.Session) { s.Peer.Address = netip.Addr{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, peers := &fakeBFD{states: map[string]bfd.Status{"tor": up}}, &fakePeers{down: map[string]string{}}
+			d := NewDetector(b, peers, slog.New(slog.DiscardHandler))
+			d.Set(t.Context(), tor(true, func(s *plan.Session) { s.Peer.BFD.DetectMultiplier = 5 }))
+			assert.Empty(t, peers.downs(), "the same path with other timers")
+			d.Set(t.Context(), tor(true, change))
+			assert.Equal(t, map[string]string{"tor": "waiting for BFD (strict)"}, peers.downs())
+			b.states["tor"] = failed
+			d.Set(t.Context(), tor(true, change))
+			assert.Equal(t, map[string]string{"tor": "waiting for BFD (strict)"}, peers.downs())
+			d.Set(t.Context(), tor(false, change))
+			assert.Empty(t, peers.downs(), "the path before has failed")
+			d.Set(t.Context(), tor(false, func(*plan.Session) {}))
+			assert.Len(t, peers.downs(), 1, "this one has failed")
+		})
+	}
 }
 
 // A node that starts is not reached before all its sessions were up once, or time is up. What happens to

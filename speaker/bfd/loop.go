@@ -230,7 +230,7 @@ func (t *Task) apply(want map[string]Session, now time.Time) error {
 	old := t.sessions
 	t.sessions = nil // others may read the old slice
 	for _, s := range old {
-		if w, ok := possible[s.name]; ok && w.samePath(s.want) {
+		if w, ok := possible[s.name]; ok && w.SamePath(s.want) {
 			s.want = w
 			s.machine.Set(w.Timers)
 			t.sessions = append(t.sessions, s)

@@ -108,9 +108,10 @@ func admit(want map[string]Session) (map[string]Session, error) {
 	return possible, errors.Join(errs...)
 }
 
-// samePath reports whether the two differ only in fields that can change while a session is
+// SamePath reports whether the two differ only in fields that can change while a session is
 // Up.
-func (s Session) samePath(o Session) bool {
+func (s Session) SamePath(o Session) bool {
+	s, o = s.normal(), o.normal()
 	s.Timers, s.MinTTL = o.Timers, o.MinTTL
 	return s == o
 }
