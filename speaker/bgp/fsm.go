@@ -295,6 +295,7 @@ type writer struct {
 	looked     encoding  // as of the last look at the node's addresses
 	sent       time.Time // when the last message was
 	broken     bool      // half a message may be on its way: nothing can follow it
+	until      time.Time // for writes after the end of ctx, once there is one
 }
 
 // run returns why the session failed, or ended.
@@ -319,6 +320,9 @@ func (w *writer) run() error {
 		var err error
 		select {
 		case <-w.ctx.Done():
+			if err := w.flush(); err != nil {
+				return err
+			}
 			return context.Cause(w.ctx)
 		case <-w.rib.wake:
 			err = w.flush()
@@ -459,14 +463,22 @@ func (w *writer) endOfRIB() error {
 	return nil
 }
 
-// write sends a message. It takes no longer than lastWord once the session is
-// to end.
+// write sends a message. Once the session is to end, messages are sent only to a router that keeps the routes, so that it does not
+// keep older ones. All of them take no longer than lastWord.
 func (w *writer) write(m []byte) error {
 	if err := w.conn.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
 		return err
 	}
-	if w.ctx.Err() != nil {
-		return context.Cause(w.ctx)
+	if why := context.Cause(w.ctx); why != nil {
+		if f := brokenConnection(why); !f.silent || !w.negotiated.restart {
+			return why
+		}
+		if w.until.IsZero() {
+			w.until = time.Now().Add(lastWord)
+		}
+		if err := w.conn.SetWriteDeadline(w.until); err != nil {
+			return err
+		}
 	}
 	_, err := w.conn.Write(m)
 	switch {

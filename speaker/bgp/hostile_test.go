@@ -503,6 +503,42 @@ func TestAnotherAddressTowardsAPassivePeer(t *testing.T) {
 	w.up("tor")
 }
 
+// A router that keeps the routes for a restart is sent first what was set before the stop, however soon the stop follows.
+func TestStopSendsWhatWasSet(t *testing.T) {
+	t.Parallel()
+	const routes = 2000
+	w := newWorld(t, 1)
+	var updates atomic.Int64
+	ended := make(chan struct{})
+	fake(t, w.tor, tor4, func(conn net.Conn) {
+		defer close(ended)
+		conn.Write(opened(t, 90, packet.NewCapGracefulRestart(false, false, 60, nil)))
+		conn.Write(keepalive)
+		for r := bufio.NewReader(conn); ; {
+			m, err := readMessage(r)
+			if err != nil {
+				return
+			}
+			if m.kind == packet.BGP_MSG_UPDATE {
+				updates.Add(1)
+			}
+		}
+	})
+	w.peer("tor", func(p *config.Peer) { p.GracefulRestart = time.Minute })
+	w.route(vip4, "tor", plan.Attributes{})
+	w.start()
+	w.until("the route and its end", func() bool { return updates.Load() == 2 }, func() any { return updates.Load() })
+	for i := range routes { // each has an UPDATE of its own, and the withdrawal comes last
+		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)
+		w.route(prefix, "tor", plan.Attributes{MED: ptr(uint32(i))})
+	}
+	delete(w.want.Routes, vip4)
+	w.set()
+	w.stop(true)
+	<-ended
+	require.EqualValues(t, 2+routes+1, updates.Load())
+}
+
 // A process that will be back ends only when its routers have seen the sessions end:
 // what it does last must not come before that.
 func TestStopWaitsForRouters(t *testing.T) {

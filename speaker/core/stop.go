@@ -13,7 +13,8 @@ import "time"
 const (
 	// leavingPoll is how often an ending speaker asks whether all its VIPs have arrived.
 	leavingPoll = 10 * time.Millisecond
-	// withdrawal is how long sessions have to send withdrawals before they are closed.
+	// withdrawal is how long routers have to process withdrawals before the sessions are closed. All have been sent by then, but
+	// FRR drops what it has read and not processed yet when a session ends, and keeps those routes.
 	withdrawal = 100 * time.Millisecond
 )
 
