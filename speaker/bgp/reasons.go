@@ -149,7 +149,7 @@ func (t *target) held() *failure {
 	case t.unfit != "":
 		return &failure{cause: causeConfigured, text: t.unfit, notification: cease(packet.BGP_ERROR_SUB_ADMINISTRATIVE_SHUTDOWN), final: true}
 	case t.unheard != "":
-		return &failure{cause: causeConnection, text: t.unheard, notification: cease(packet.BGP_ERROR_SUB_OTHER_CONFIGURATION_CHANGE)}
+		return &failure{cause: causeConnection, text: t.unheard}
 	}
 	return nil
 }

@@ -280,17 +280,6 @@ func (r *rib) reject(prefixes []netip.Prefix, why Withholding) {
 	}
 }
 
-// advertised returns the routes that were sent to the router.
-func (r *rib) advertised() map[netip.Prefix]plan.Attributes {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := make(map[netip.Prefix]plan.Attributes, len(r.sent))
-	for prefix, a := range r.sent {
-		all[prefix] = a.Value().attributes()
-	}
-	return all
-}
-
 // count returns how many prefixes were sent to the router, and how many cannot be, by reason.
 func (r *rib) count() (advertised int, withheld map[Withholding]int) {
 	r.mu.Lock()

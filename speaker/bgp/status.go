@@ -2,12 +2,9 @@ package bgp
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
-
-	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
 // State is the state of a session (RFC 4271 section 8.2.2).
@@ -84,14 +81,4 @@ func (a *Announcer) Peers() []Peer {
 	}
 	slices.SortFunc(all, func(a, b Peer) int { return cmp.Compare(a.Name, b.Name) })
 	return all
-}
-
-// Routes returns the routes that were sent to a peer in the session that is up. Their
-// attributes are the wanted ones, or those of Drain while the node drains.
-func (a *Announcer) Routes(peer string) (map[netip.Prefix]plan.Attributes, error) {
-	s := (*a.published.Load())[peer]
-	if s == nil {
-		return nil, fmt.Errorf("this node has no BGP peer %q", peer)
-	}
-	return s.rib.advertised(), nil
 }
