@@ -39,12 +39,12 @@ func KubeVIP(objects []Object) (*Result, error) {
 		m.errs = Errors{{Message: "there is nothing of kube-vip here: neither the DaemonSet or Pods of kube-vip, nor the ConfigMap of " +
 			"its cloud provider with a key such as cidr-global or range-global"}}
 	}
+	m.convertSettings()
 	if m.ranges != nil && len(m.settings) == 0 {
 		m.decidef(&Object{Kind: "DaemonSet", Name: "kube-vip"}, "",
-			"is not among the objects, nor are Pods of it, so that it is not known how it announces: give it, or add advertisements; "+
-				"without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... name")
+			"is not among the objects with svc_enable=true, nor are Pods of it, so that it is not known how it announces: give it, or add "+
+				"advertisements; without, Lodestone announces by layer 2 on all interfaces, whatever the keys interface-... name")
 	}
-	m.convertSettings()
 	if m.ranges != nil {
 		m.convertRanges()
 	} else if len(m.errs) == 0 {
@@ -315,6 +315,7 @@ func (m *kubeVIP) routePools() {
 		return
 	}
 	var own []advertisement
+	names := names{}
 	for i := range m.doc.Pools {
 		p := &m.doc.Pools[i]
 		of := global
@@ -324,7 +325,7 @@ func (m *kubeVIP) routePools() {
 		on := cmp.Or(m.data[keyInterface+"-"+of], m.data[keyInterface+"-"+global])
 		for _, a := range general {
 			if a.Layer2 != nil && on != "" && !slices.Equal(a.Layer2.Interfaces, []string{on}) {
-				a.Name, a.Layer2 = p.Name+"-"+a.Name, &layer2{Interfaces: []string{on}, NodeSelector: a.Layer2.NodeSelector}
+				a.Name, a.Layer2 = names.unique(p.Name+"-"+a.Name, ""), &layer2{Interfaces: []string{on}, NodeSelector: a.Layer2.NodeSelector}
 				own = append(own, a)
 			}
 			p.Advertise = append(p.Advertise, a.Name)

@@ -22,6 +22,13 @@ type settings struct {
 	field  string
 	values map[string]string
 	nodes  []metav1.LabelSelector
+	// partial is set if more settings come from elsewhere.
+	partial bool
+}
+
+// serves reports whether Services are served, as far as that is known: kube-vip does so only if it is asked to.
+func (s *settings) serves() bool {
+	return s.on("svc_enable") || s.values["svc_enable"] == "" && s.partial
 }
 
 func (s *settings) on(name string) bool {
@@ -50,6 +57,7 @@ var flags = map[string]string{
 	"servicesElection": "svc_election", "lbClassOnly": "lb_class_only", "lbClassName": "lb_class_name", "wireguard": "vip_wireguard",
 	"table":              "vip_routingtable",
 	"enableLoadBalancer": "lb_enable", "ddns": "vip_ddns", "enableUPNP": "enable_upnp", "egressPodCidr": "egress_podcidr",
+	"config-file": "config_file",
 }
 
 // silent are settings that Lodestone does not need, that are about the control plane, or that
@@ -104,16 +112,19 @@ func (m *kubeVIP) readPod(o *Object, pod *corev1.PodSpec, field string) {
 		if !isKubeVIP(c) {
 			continue
 		}
-		s := settings{object: o, field: fmt.Sprintf("%s.containers[%d]", field, i), values: map[string]string{}, nodes: nodesOf(pod)}
+		s := settings{object: o, field: fmt.Sprintf("%s.containers[%d]", field, i), values: map[string]string{}, nodes: nodesOf(pod),
+			partial: len(c.EnvFrom) > 0}
 		for _, e := range c.Env {
 			if s.values[e.Name] = e.Value; e.ValueFrom != nil && e.Name != "vip_nodename" {
 				m.decidef(o, s.field+".env["+e.Name+"]", "comes from elsewhere and is not looked at: add its value to the configuration")
+				s.partial = s.partial || e.Name == "svc_enable"
 			}
 		}
 		if len(c.EnvFrom) > 0 {
 			m.decidef(o, s.field+".envFrom", "its variables come from elsewhere and are not looked at: add what they set to the configuration")
 		}
 		m.readArgs(&s, append(slices.Clone(c.Command), c.Args...))
+		s.partial = s.partial || s.values["config_file"] != ""
 		m.settings = append(m.settings, s)
 	}
 }
@@ -150,8 +161,11 @@ func flagsIn(args []string) iter.Seq2[string, string] {
 	}
 }
 
-// nodesOf returns the nodes that a pod can be on.
+// nodesOf returns the nodes that a pod can be on. It is the one that a pod is on already, as with a static pod.
 func nodesOf(pod *corev1.PodSpec) []metav1.LabelSelector {
+	if pod.NodeName != "" {
+		return []metav1.LabelSelector{{MatchLabels: map[string]string{corev1.LabelHostname: pod.NodeName}}}
+	}
 	var terms []corev1.NodeSelectorTerm
 	if a := pod.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
 		terms = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
@@ -174,12 +188,17 @@ func nodesOf(pod *corev1.PodSpec) []metav1.LabelSelector {
 // convertSettings writes how kube-vip announces VIPs. Pods of one DaemonSet, or
 // static ones of several nodes, have the same settings.
 func (m *kubeVIP) convertSettings() {
-	serving := slices.DeleteFunc(slices.Clone(m.settings),
-		func(s settings) bool { return s.values["svc_enable"] != "" && !s.on("svc_enable") })
 	for i := range m.settings {
-		m.noteSettings(&m.settings[i])
+		if s := &m.settings[i]; s.serves() {
+			m.noteSettings(s)
+		} else {
+			m.notef(s.object, s.field, "does not serve Services, without svc_enable=true (--services): it is left out, keep it for the "+
+				"control plane")
+		}
 	}
-	if m.settings = serving; len(serving) == 0 {
+	m.settings = slices.DeleteFunc(m.settings, func(s settings) bool { return !s.serves() })
+	serving := m.settings
+	if len(serving) == 0 {
 		return
 	}
 	m.doc.IgnoreExcludeLabel = true // kube-vip does not look at the label, which kubeadm puts on its control plane
@@ -193,7 +212,7 @@ func (m *kubeVIP) convertSettings() {
 		m.convertPeers(s)
 	}
 	byARP := s.on("vip_arp") || !s.on("bgp_enable") && !s.on("vip_routingtable") && !s.on("vip_wireguard")
-	nodes := anyOf(s.nodes)
+	nodes := m.nodes()
 	for i, n := range nodes {
 		if len(m.doc.Peers) > 0 {
 			m.doc.Advertisements = append(m.doc.Advertisements,
@@ -210,7 +229,27 @@ func (m *kubeVIP) convertSettings() {
 	if nodes[0] != nil {
 		m.notef(s.object, s.field, "VIPs are announced by the nodes on which kube-vip runs, as now: remove the nodeSelector to have "+
 			"all nodes announce")
+	} else if i := slices.IndexFunc(serving, func(s settings) bool { return s.object.Kind == "Pod" && anyOf(s.nodes)[0] == nil }); i >= 0 {
+		m.decidef(serving[i].object, serving[i].field, "a manifest of a static pod does not have the nodes on which it runs, and now all nodes "+
+			"announce: read the Pods from the cluster (lodestone migrate kube-vip without files), or give the advertisements a nodeSelector")
 	}
+}
+
+// nodes returns selectors of the nodes on which kube-vip serves Services.
+func (m *kubeVIP) nodes() []*selector {
+	var all []metav1.LabelSelector
+	seen := map[string]bool{}
+	for i := range m.settings {
+		s := &m.settings[i]
+		for j := range s.nodes {
+			n := &s.nodes[j]
+			if text := metav1.FormatLabelSelector(n); !seen[text] {
+				seen[text] = true
+				all = append(all, *n)
+			}
+		}
+	}
+	return anyOf(all)
 }
 
 func same(s, t *settings) bool { return maps.Equal(s.values, t.values) }

@@ -220,11 +220,36 @@ func TestKubeVIPWithoutItsPodsIsADecision(t *testing.T) {
 	require.Contains(t, r.Notes[0].String(), "DaemonSet kube-vip: is not among the objects")
 }
 
+// Where nothing says that Services are served, none are: kube-vip serves them only if it is asked to.
+func TestKubeVIPOfTheControlPlaneIsNoneOfServices(t *testing.T) {
+	t.Parallel()
+	const ranges = "{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip}, data: {range-global: 192.0.2.1-192.0.2.9}}\n---\n"
+	of := func(container string) *migrate.Result {
+		r, err := migrate.KubeVIP(read(t, ranges+"{apiVersion: v1, kind: Pod, metadata: {name: cp}, spec: {nodeName: n1, containers: "+
+			"[{image: kube-vip, "+container+"}]}}"))
+		require.NoError(t, err)
+		return r
+	}
+	for _, container := range []string{"env: [{name: cp_enable, value: 'true'}]", "env: [{name: svc_enable, value: ''}]",
+		"args: [manager, --controlplane]", "args: [manager, --services=false]"} {
+		r := of(container)
+		assert.NotContains(t, r.Document, "advertisements", container)
+		require.Len(t, r.Notes, 2, container)
+		assert.Contains(t, r.Notes[0].Message, "does not serve Services")
+		assert.Contains(t, r.Notes[1].String(), "DaemonSet kube-vip: is not among the objects with svc_enable=true")
+	}
+	for _, container := range []string{"args: [manager, --services]", "env: [{name: svc_enable, value: '1'}]",
+		"envFrom: [{configMapRef: {name: c}}]", "args: [manager, --config-file=/etc/kube-vip.yaml]",
+		"env: [{name: svc_enable, valueFrom: {configMapKeyRef: {name: c, key: k}}}]"} {
+		assert.Contains(t, of(container).Document, "kubernetes.io/hostname: n1", container)
+	}
+}
+
 func TestMistakesOfKubeVIPHaveTheirPlace(t *testing.T) {
 	t.Parallel()
 	pod := func(env string) string {
 		return "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-vip, namespace: s}\nspec: {containers: [{image: " +
-			"kube-vip, env: [" + env + "]}]}"
+			"kube-vip, env: [{name: svc_enable, value: 'true'}, " + env + "]}]}"
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"address": {"{apiVersion: v1, kind: ConfigMap, metadata: {name: kubevip, namespace: s}, data: {cidr-global: " +

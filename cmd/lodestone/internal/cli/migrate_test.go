@@ -220,7 +220,7 @@ func TestMigrateFromAClusterWithKubeVIP(t *testing.T) {
 	t.Parallel()
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-vip-ds"}}
 	set.Spec.Template.Spec.Containers = []corev1.Container{{Image: "ghcr.io/kube-vip/kube-vip:v1.0.1",
-		Env: []corev1.EnvVar{{Name: "vip_arp", Value: "true"}, {Name: "vip_interface", Value: "eth0"}}}}
+		Env: []corev1.EnvVar{{Name: "vip_arp", Value: "true"}, {Name: "svc_enable", Value: "true"}, {Name: "vip_interface", Value: "eth0"}}}}
 	ranges := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubevip"},
 		Data: map[string]string{"range-global": "203.0.113.10-203.0.113.19"}}
 	web := has("web", "203.0.113.10", map[string]string{"kube-vip.io/loadbalancerIPs": "203.0.113.10"})
