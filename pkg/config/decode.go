@@ -82,6 +82,14 @@ func (d *decoder) decode(v value, into reflect.Value) bool {
 	}
 }
 
+// target returns what an alias stands for, and any other node itself.
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
 // countAliased counts a value that is read through an alias, with its keys.
 func (d *decoder) countAliased(n *yaml.Node) {
 	if d.inAlias == 0 {
@@ -185,7 +193,7 @@ func (d *decoder) key(k, val value, keys []key, into reflect.Value) {
 		}
 		field := into.Field(known.index)
 		d.decode(val, field)
-		if known.nonempty && val.Kind == yaml.SequenceNode && len(val.Content) == 0 {
+		if list := target(val.Node); known.nonempty && list.Kind == yaml.SequenceNode && len(list.Content) == 0 {
 			d.errorf(val, "is empty: %s", emptyAdvice(known))
 		}
 		return
@@ -310,14 +318,11 @@ func describe(n *yaml.Node) string {
 // nameOf returns the name that a list item gives itself, quoted, with a space
 // before it, for paths.
 func nameOf(n *yaml.Node) string {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if n.Kind != yaml.MappingNode {
+	if n = target(n); n.Kind != yaml.MappingNode {
 		return ""
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, v := n.Content[i].Value, n.Content[i+1]
+		key, v := n.Content[i].Value, target(n.Content[i+1])
 		if (key == "name" || key == "service") && v.Kind == yaml.ScalarNode && v.Value != "" {
 			return " " + Quote(v.Value)
 		}

@@ -143,7 +143,7 @@ func configMaps(roots []*yaml.Node) []*yaml.Node {
 			manifests = items.Content
 		}
 		for _, m := range manifests {
-			if kindOf(m) == "ConfigMap" {
+			if m = target(m); kindOf(m) == "ConfigMap" {
 				maps = append(maps, m)
 			}
 		}
@@ -238,7 +238,7 @@ func (d *decoder) enter(doc value, file string) {
 func lookup(mapping *yaml.Node, key string) (*yaml.Node, bool) {
 	for i := 0; mapping.Kind == yaml.MappingNode && i+1 < len(mapping.Content); i += 2 {
 		if mapping.Content[i].Value == key {
-			return mapping.Content[i+1], true
+			return target(mapping.Content[i+1]), true
 		}
 	}
 	return nil, false

@@ -191,6 +191,14 @@ func TestConfigMapPositions(t *testing.T) {
 			"kind: List\nitems:\n- kind: Namespace\n- kind: ConfigMap\n  data: {config.yaml: 'kind: Config'}\n",
 			`cm.yaml:5:23: config.yaml:1:1: key "apiVersion" is missing: write apiVersion: lodestone.io/v1alpha1`,
 		},
+		"behind aliases": {
+			"kind: List\nname: &cm ConfigMap\nx: &x\n  config.yaml: |\n    kind: Config\nitems:\n- {kind: *cm, data: *x}\n",
+			`cm.yaml:5:5: key "apiVersion" is missing: write apiVersion: lodestone.io/v1alpha1`,
+		},
+		"an alias of a ConfigMap": {
+			"kind: List\nx: &map {kind: ConfigMap, data: {config.yaml: 'kind: Config'}}\nitems: [*map]\n",
+			`cm.yaml:2:47: config.yaml:1:1: key "apiVersion" is missing: write apiVersion: lodestone.io/v1alpha1`,
+		},
 		"no YAML": {"kind: ConfigMap: x\n", "cm.yaml:1:1: this is not YAML: mapping values are not allowed in this context: " +
 			"check the indentation of this line, and quote values that contain ': '"},
 	}
