@@ -217,6 +217,11 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"membership.key=secret", "key"},
 		{"speaker.updateStrategy.maxUnavailable=0", "maxUnavailable"},
 		{"speaker.terminationGracePeriodSeconds=0", "terminationGracePeriodSeconds"},
+		{"speaker.terminationGracePeriodSeconds=7", "a speaker with --hand-over=6s (speaker.extraArgs) cannot hand over and end"},
+		{"speaker.extraArgs={--hand-over=1m}", "terminationGracePeriodSeconds: in 20 s a speaker with --hand-over=1m"},
+		{"speaker.extraArgs={--hand-over=1s,-hand-over=18.5s}", "--hand-over=18.5s (speaker.extraArgs) cannot hand over and end, and " +
+			"would be killed before: set it to 21 or more, or shorten --hand-over"},
+		{"speaker.extraArgs={--drain=19s}", "set it to 21 or more, or shorten --drain"},
 		{"speaker.tolerations[0].operator=Is", "operator"},
 	}
 	for _, tt := range tests {
