@@ -338,7 +338,7 @@ func TestBFDOnThePathBefore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, peers := &fakeBFD{states: map[string]bfd.Status{"tor": up}}, &fakePeers{down: map[string]string{}}
-			d := NewDetector(b, peers, slog.New(slog.DiscardHandler))
+			d := NewDetector(b, peers, upToDate, slog.New(slog.DiscardHandler))
 			d.Set(t.Context(), tor(true, func(s *plan.Session) { s.Peer.BFD.DetectMultiplier = 5 }))
 			assert.Empty(t, peers.downs(), "the same path with other timers")
 			d.Set(t.Context(), tor(true, change))
