@@ -3,8 +3,10 @@ package lodestone_test
 import (
 	"encoding/json"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -156,8 +158,8 @@ func TestPolicyOfSpeakers(t *testing.T) {
 	}
 }
 
-// TestTheTableOfRightsIsComplete looks for each resource of a role, and for each namespace of others, in the row
-// of security.md that has the rights of the component.
+// TestTheTableOfRightsIsComplete looks for each verb and resource of a role in one clause of the row of security.md that
+// has the rights of the component, for each namespace of others in that row, and for a row of each account of the chart.
 func TestTheTableOfRightsIsComplete(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("docs/explanation/security.md")
@@ -168,8 +170,9 @@ func TestTheTableOfRightsIsComplete(t *testing.T) {
 			rows[strings.TrimSpace(cells[1])] = cells[2]
 		}
 	}
-	_, both, _ := strings.Cut(string(text), "\nBoth components may also create ")
-	both, _, _ = strings.Cut(both, "\n\n")
+	_, both, _ := strings.Cut(string(text), "\nBoth components may also ")
+	both, _, _ = strings.Cut(both, ".")
+	words := map[string]string{"get": "read", "list": "read", "watch": "read", "create": "write", "update": "write", "patch": "write"}
 	whose := map[string]string{"lodestone-controller": "controller", "lodestone-controller-apiserver": "controller",
 		"lodestone-controller-others": "controller", "lodestone-controller-dashboard": "controller, with `dashboard.enabled`",
 		"lodestone-speaker": "speaker"}
@@ -190,10 +193,31 @@ func TestTheTableOfRightsIsComplete(t *testing.T) {
 		for _, rule := range role.Rules {
 			for _, resource := range rule.Resources {
 				kind, _, _ := strings.Cut(resource, "/")
-				require.Contains(t, strings.ToLower(row)+both, strings.TrimSuffix(kind, "s"), "role %s", role.Name)
-				checked++
+				for _, verb := range rule.Verbs {
+					require.True(t, slices.ContainsFunc(strings.Split(strings.ToLower(row)+";"+both, ";"), func(clause string) bool {
+						return strings.Contains(clause, strings.TrimSuffix(kind, "s")) &&
+							(strings.Contains(clause, verb) || words[verb] != "" && strings.Contains(clause, words[verb]))
+					}), "role %s: %s %s", role.Name, verb, resource)
+					checked++
+				}
 			}
 		}
 	}
-	require.Greater(t, checked, 15)
+	require.Greater(t, checked, 40)
+
+	subjects, accounts := slices.Collect(maps.Keys(rows)), 0
+	require.NoError(t, fs.WalkDir(os.DirFS("deploy/chart/templates"), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		template, err := os.ReadFile("deploy/chart/templates/" + path)
+		for _, m := range regexp.MustCompile(`kind: ServiceAccount\nmetadata:\n  name: (\S+)`).FindAllStringSubmatch(string(template), -1) {
+			require.True(t, whose[m[1]] != "" || slices.ContainsFunc(subjects, func(s string) bool {
+				return strings.Contains(s, "`"+m[1]+"`")
+			}), "account %s", m[1])
+			accounts++
+		}
+		return err
+	}))
+	require.Equal(t, 6, accounts)
 }
