@@ -16,11 +16,11 @@ import (
 )
 
 // services are Services that an operator forgets: one with each kind of
-// finalizer, and also with a finalizer of another program.
+// finalizer, also with both of ours and with a finalizer of another program.
 const services = `
 apiVersion: v1
 kind: Service
-metadata: {name: forgotten, finalizers: [example.com/other]}
+metadata: {name: forgotten, finalizers: [example.com/other, lodestone.io/load-balancer-cleanup]}
 spec: {type: LoadBalancer, ports: [{port: 80}]}
 ---
 apiVersion: v1
