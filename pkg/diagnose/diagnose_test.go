@@ -177,6 +177,9 @@ func TestFaultsAreFoundByTheirChecks(t *testing.T) {
 		"nobody to hand to": {on("n1", func(f *Facts) {
 			f.Forwarding = &Forwarding{Unreachable: []Unreachable{{"n2", addr("192.0.2.2"), "silent"}}}
 		}), Forwards, Warning, "n1", "do not answer, and their connections wait: n2 (192.0.2.2)"},
+		"a node elsewhere": {on("n1", func(f *Facts) {
+			f.Forwarding = &Forwarding{Unreachable: []Unreachable{{"n2", addr("192.0.2.2"), "elsewhere"}}}
+		}), Forwards, Warning, "n1", "or this node has no address with the segment's prefix length (only a /32 or /128)"},
 		"not alive": {on("n1", func(f *Facts) { f.Alive = []string{"n1", "n2"} }), Alive, Error, "n1",
 			"does not see that of node n3, which is alive"},
 		"port closed": {on("n2", func(f *Facts) { f.Members[0].UDP = "no response" }), MembershipPort, Error, "n2",

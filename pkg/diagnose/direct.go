@@ -7,7 +7,8 @@ import "fmt"
 var unreachable = []struct{ state, follows string }{
 	{"silent", "do not answer, and their connections wait"},
 	{"gone", "have not answered for long, and their connections are reset"},
-	{"elsewhere", "are not on a segment of this node, or have a router's hardware address, and are handed no connections"},
+	{"elsewhere", "are handed no connections, since they are not on a segment of this node, or this node has no address with the " +
+		"segment's prefix length (only a /32 or /128), or they have a router's hardware address"},
 }
 
 func forwards(c *Cluster) (all []Finding) {
