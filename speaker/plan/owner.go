@@ -22,6 +22,7 @@ type scope struct {
 	resort   *ballot // among all that are able. See lastResort
 	whole    *ballot // among all selected nodes. See home
 
+	anywhere   bool // no selected node is known to be on the segment: all are. See locate
 	direct     bool // connections are forwarded directly
 	everywhere everywhere
 	silences   map[silenceKey]Silence // many VIPs share one, to save memory
@@ -41,7 +42,7 @@ type scopeKey struct {
 type candidate struct {
 	weight    int
 	elsewhere bool    // on other segments
-	unplugged bool    // its link to the segment is down
+	unplugged bool    // its links to the segment are down
 	apart     bool    // it lost the others with the link to this segment
 	layer2    *Layer2 // see scope.layer2
 }
@@ -162,20 +163,25 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 }
 
 // locate finds the selected nodes that are on other segments, and those whose link is down. If no node
-// is known to be on the VIP's segment, all nodes count as on it: a router may have the subnet as
-// directly connected. If all nodes have lost their links, the links count as up: they will come back
-// together. So a node is never left out because something is unknown.
+// is known to be on the VIP's segment, all nodes count as on it, with all interfaces that the advertisements
+// announce on: a router may have the subnet as directly connected. If all nodes have lost their links, the
+// links count as up: they will come back together. So a node is never left out because something is unknown.
 func (s *scope) locate() {
 	known, linked := false, false
+	for name := range s.candidates {
+		on, _ := s.reaches(s.Nodes[name])
+		known = known || on
+	}
+	s.anywhere = !known
 	for name, c := range s.candidates {
 		n := s.Nodes[name]
 		on, up := s.reaches(n)
-		known = known || on
 		c.elsewhere, c.unplugged, c.apart = !on && n.Segments != nil, on && !up, s.isApart(n)
+		c.elsewhere = c.elsewhere && known
 		linked = linked || s.sound(name) && !c.elsewhere && !c.unplugged
 	}
 	for _, c := range s.candidates {
-		c.elsewhere, c.unplugged = c.elsewhere && known, c.unplugged && linked
+		c.unplugged = c.unplugged && linked
 	}
 }
 
@@ -225,9 +231,9 @@ func (s *scope) reaches(n Node) (on, up bool) {
 	return on, up || !down
 }
 
-// isOf reports whether the VIPs are on the segment.
+// isOf reports whether the VIPs are on the segment, or may be.
 func (s *scope) isOf(g report.Segment) bool {
-	return s.segment.IsValid() && contains(g.Subnet, s.segment)
+	return s.anywhere || s.segment.IsValid() && contains(g.Subnet, s.segment)
 }
 
 // weigh returns the weight of the node, and whether an advertisement selects it.

@@ -514,6 +514,9 @@ var stories = map[string]func(*story){
 		s.wantSilent("n1", vip, plan.LinkDown)
 		s.on("n1", segment("198.18.0.0/24", "eth0")) // the VIP is on no segment, and there is no other interface
 		s.wantSilent("n1", vip, plan.LinkDown)
+		s.on("n1", segment("198.18.0.0/24", "eth0"), segment("192.0.2.0/24", "eth1"))
+		s.Config.Advertisements[0].Layer2.Interfaces = []string{"eth0"} // not on the other one
+		s.wantSilent("n1", vip, plan.LinkDown)
 	},
 	"a node that is apart owns the VIPs of other segments, and asks for those that it gains": func(s *story) {
 		for _, segments := range [][]report.Segment{
@@ -576,6 +579,37 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, owner)
 		s.on(owner, report.Segment{Subnet: netip.MustParsePrefix("198.18.0.0/24"), Interface: "eth0", Down: true})
 		s.wantSilent(owner, vip, plan.LinkDown)
+	},
+	"68 where no node is on the segment, the links that announce count": func(s *story) {
+		down := report.Segment{Subnet: netip.MustParsePrefix("198.18.1.0/24"), Interface: "eth1", Down: true}
+		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n1", "n2", "n3")
+		s.Nodes["other"] = plan.Node{Network: report.Network{Segments: []report.Segment{segment("203.0.113.0/24", "eth1")}}}
+		for _, others := range []string{"198.18.1.0/24", "203.0.113.0/24"} {
+			s.node("other", func(n *plan.Node) { n.Segments[0] = segment(others, "eth1") })
+			s.Config.Advertisements[0].Layer2.Interfaces = []string{"eth1"}
+			for _, n := range []string{"n1", "n2", "n3"} {
+				s.on(n, segment("198.18.0.0/24", "eth0"), segment("198.18.1.0/24", "eth1"))
+			}
+			before := plan.Owners(s.Snapshot)
+			owner := before[vip]
+			unplug := func(node string) { s.on(node, segment("198.18.0.0/24", "eth0"), down) }
+			unplug(owner)
+			s.wantSilent(owner, vip, plan.LinkDown)
+			if s.owner(vip) == "" {
+				s.t.Error("nobody owns it")
+			}
+			s.Config.Advertisements[0].Layer2.Interfaces = []string{"eth*"}
+			s.wantOwner(vip, owner)
+			s.Config.Advertisements[0].Layer2.Interfaces = []string{"wlan0"} // nothing is known of it
+			s.wantOwner(vip, owner)
+			s.Config.Advertisements[0].Layer2.Interfaces = []string{"eth1"}
+			for _, n := range []string{"n1", "n2", "n3"} {
+				unplug(n)
+			}
+			if after := plan.Owners(s.Snapshot); !maps.Equal(before, after) {
+				s.t.Errorf("all links are lost: owners were %v, are %v", before, after)
+			}
+		}
 	},
 	"10 an owner that is kept stays when a better one returns, and not when it may not own": func(s *story) {
 		l := s.Config.Advertisements[0].Layer2

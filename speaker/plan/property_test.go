@@ -178,7 +178,8 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 			slices.ContainsFunc(sharers, func(svc plan.Service) bool { return a.ServiceSelector.Matches(svc.Labels) })
 	}
 	kept, owners := false, map[string]bool{}
-	selected, here, weights, links := map[string]bool{}, map[string]bool{}, map[string]int{}, map[string][]bool{}
+	selected, here, weights := map[string]bool{}, map[string]bool{}, map[string]int{}
+	links, all := map[string][]bool{}, map[string][]bool{}
 	for name, n := range s.Nodes {
 		for _, a := range s.Config.Advertisements {
 			if !concerns(a) {
@@ -196,6 +197,7 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 				if !named && (len(a.Layer2.Interfaces) > 0 || g.IfNamed) {
 					continue
 				}
+				all[name] = append(all[name], !g.Down)
 				if a.Layer2.AnySegment || g.Subnet.Contains(vip) {
 					here[name], links[name] = true, append(links[name], !g.Down)
 				}
@@ -203,6 +205,9 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 		}
 	}
 	nobody := !slices.Contains(slices.Collect(maps.Values(here)), true)
+	if nobody {
+		links = all
+	}
 	sound := func(name string) bool {
 		n := s.Nodes[name]
 		return announces(s, name) && (here[name] || n.Segments == nil || nobody)

@@ -58,7 +58,7 @@ func Reasons() reason.Texts[Reason] {
 			Keys: []string{"ignoreExcludeLabel", "excludeTaints"}},
 		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.",
 			Cure: "See to the network plugin on the node."},
-		LinkDown: {Cause: "The node's interfaces on the VIP's subnet are down or without a carrier, or the one by which its speaker " +
+		LinkDown: {Cause: "The node's interfaces that announce the VIP are down or without a carrier, or the one by which its speaker " +
 			"lost the others was, and it has not met them again.", Cure: "See to the cable, the switch port, or ip link on the node."},
 		LessPreferred: {Cause: "The advertisements prefer another node for the VIP.", Cure: "Not a fault: preferredNodes asks for it.",
 			Keys: []string{"advertisements[].layer2.preferredNodes"}},
