@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/segment"
@@ -557,6 +558,26 @@ func TestConflictOfANewAddress(t *testing.T) {
 				assert.Len(t, w.after(0), 1, "answers")
 			}, eth(1, "eth0"))
 		})
+	}
+}
+
+// The machine that has a VIP is in the status with the reason that belongs to it, whatever is wrong with another interface.
+func TestConflictBesideAFailedInterface(t *testing.T) {
+	t.Parallel()
+	for _, failed := range []string{"eth0", "eth1"} {
+		inWorld(t, func(t *testing.T, w *world) {
+			w.wire = func(name string, frame []byte) {
+				if m, _ := (wire.ARP{}).Parse(frame); m.Probes() {
+					go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, vipA, m.From, netip.IPv4Unspecified()))
+				}
+			}
+			w.fail(failed, unix.EMFILE)
+			w.set(fresh(vipA))
+			w.after(time.Second)
+			s := w.Status().VIPs[0]
+			assert.Equal(t, AddressConflict, s.Reason)
+			assert.Equal(t, clientMAC.String(), s.Holder)
+		}, eth(1, "eth0"), eth(2, "eth1"))
 	}
 }
 

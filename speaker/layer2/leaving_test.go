@@ -145,6 +145,17 @@ func TestArrivingAndLeaving(t *testing.T) {
 	}
 }
 
+// An interface that cannot be used does not make it withdrawn either.
+func TestArrivingAndLeavingWithAFailedInterface(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		w.fail("eth1", unix.EMFILE)
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Arriving: true}})
+		w.set(nil)
+		assert.NotContains(t, w.log.String(), "msg=withdrawn")
+	}, eth(1, "eth0"), eth(2, "eth1"))
+}
+
 // The next owner may hear of the move first. It has the VIP if it answers, and not if its claim is a recorded one.
 func TestClaimBeforeLeaving(t *testing.T) {
 	t.Parallel()

@@ -107,9 +107,11 @@ func (s *state) of(vip netip.Addr) VIPStatus {
 		case errors.Is(s.failures[key], errNoLinkLocal):
 			v.Reason = cmp.Or(v.Reason, NoLinkLocalAddress)
 		case s.failures[key] != nil:
-			v.Reason = InterfaceFailed
+			if v.Reason == "" || v.Reason == NoLinkLocalAddress {
+				v.Reason = InterfaceFailed
+			}
 		case on.Reason != "":
-			v.Reason = on.Reason
+			v.Reason, v.Holder = on.Reason, ""
 			if on.Other != (wire.MAC{}) {
 				v.Holder = on.Other.String()
 			}
