@@ -149,7 +149,9 @@ func TestKernelFilter(t *testing.T) {
 		f[at] = b
 		return f
 	}
-	tagged := slices.Concat(with(0, 0xff)[:12], []byte{0x81, 0, 0, 7}, with(0, 0xff)[12:])
+	tagged := func(tag ...byte) []byte {
+		return slices.Concat(with(0, 0xff)[:12], []byte{0x81, 0}, tag, with(0, 0xff)[12:])
+	}
 	for _, c := range []struct {
 		what  string
 		frame []byte
@@ -170,7 +172,9 @@ func TestKernelFilter(t *testing.T) {
 		{"other hardware type", with(offFormat+1, 7), there, false},
 		{"other protocol type", with(offFormat+2, 7), there, false},
 		{"other lengths", with(offLengths, 8), there, false},
-		{"VLAN tag", tagged, there, false},
+		{"VLAN tag", tagged(0, 7), there, false},
+		{"VLAN tag with a priority", tagged(0xe0, 7), there, false},
+		{"priority alone", tagged(0xe0, 0), there, true},
 		{"too short", with(0, 0xff)[:20], there, false},
 	} {
 		if _, err := c.from.WriteTo(c.frame, &packet.Addr{HardwareAddr: c.frame[:6]}); err != nil {

@@ -104,17 +104,21 @@ type test struct {
 	val  uint32
 }
 
-// filter accepts frames that pass all tests, came from the wire without a VLAN tag, and do not have self at
-// the offset sender.
+// filter accepts frames that pass all tests, came from the wire, are of no VLAN, and do not have self at the
+// offset sender.
 func filter(self MAC, sender uint32, tests []test) []bpf.Instruction {
 	tests = append([]test{
+		// A frame of a VLAN is for the VLAN's interface. VLAN 0 is none: such a tag has only a priority.
+		{bpf.LoadExtension{Num: bpf.ExtVLANTag}, bpf.JumpBitsNotSet, 0xfff},
 		// Neither frames between other hosts, which a promiscuous interface receives, nor
 		// frames that this host sends (packet(7), sll_pkttype).
 		{bpf.LoadExtension{Num: bpf.ExtType}, bpf.JumpLessThan, unix.PACKET_OTHERHOST},
-		// A tagged frame is for the VLAN's interface.
-		{bpf.LoadExtension{Num: bpf.ExtVLANTagPresent}, bpf.JumpEqual, 0},
 	}, tests...)
-	var program []bpf.Instruction
+	// Without a tag the first test is skipped: some kernels load the tag that the frame had.
+	program := []bpf.Instruction{
+		bpf.LoadExtension{Num: bpf.ExtVLANTagPresent},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 2},
+	}
 	for i, t := range tests {
 		// Each test that fails jumps to the last instruction: over the rest of
 		// the tests, the four that compare the sender and the one that accepts.
