@@ -156,7 +156,7 @@ func (l *Limiter) succeed(changed bool) {
 	switch {
 	case l.err != nil:
 		l.log.Info("connection rate limits up to date again", "limits", len(l.want))
-	case changed && maps.EqualFunc(l.want, l.inForce, plan.Limit.Equal):
+	case changed && len(l.want) > 0 && maps.EqualFunc(l.want, l.inForce, plan.Limit.Equal):
 		l.log.Warn("connection rate limits restored: somebody else had changed the nftables table", "table", tableName, "limits", len(l.want))
 	}
 	l.logTransitions()

@@ -131,6 +131,18 @@ func TestARestartLeavesNoGap(t *testing.T) {
 	require.Empty(t, w.table(), "the table outlives the speaker")
 }
 
+// Limits of a killed speaker that nobody wants any more end. That is no change by somebody else.
+func TestARestartEndsLimits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apply(limits{at(vip4, "web"): {PerSecond: 1, Ports: web}})
+	w.start()
+	w.set(limits{})
+	w.until(func() bool { return w.table() == "" }, func() any { return w.table() })
+	w.stop()
+	require.NotContains(t, w.log.String(), "somebody else")
+}
+
 // apply does what a speaker does that is killed afterwards.
 func (w *world) apply(want limits) (changed bool) {
 	w.t.Helper()
