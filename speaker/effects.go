@@ -107,7 +107,9 @@ func (s *Speaker) logChanges(changes plan.Changes) {
 	slices.SortFunc(changes.VIPs, func(a, b plan.Change) int { return a.VIP.Compare(b.VIP) })
 	for _, c := range changes.VIPs {
 		reason := []any{"vip", c.VIP, "message", "no Service has it any more"}
-		if silence := c.After.Silence; silence.Reason != "" {
+		if silence := c.After.Silence; c.After.Owned {
+			reason = []any{"vip", c.VIP, "message", "this node announces it by layer 2 alone now"}
+		} else if silence.Reason != "" {
 			reason = []any{"vip", c.VIP, "reason", silence.Reason, "owner", silence.Owner, "message", silence.Message}
 		}
 		switch {
