@@ -32,7 +32,7 @@ const (
 	// conflictMemory is how long after the last claim a conflict is reported.
 	conflictMemory = 10 * time.Minute
 	// maxConflicts bounds the number of reported conflicts, so that a machine that answers for all
-	// addresses fills neither the memory nor the log.
+	// addresses fills neither the memory nor the log. Those that withhold a VIP come before the others.
 	maxConflicts = 64
 )
 
@@ -91,7 +91,7 @@ func (c *conflicts) note(now Conflict) bool {
 	known := slices.Clone(c.of[now.VIP])
 	at := slices.IndexFunc(known, func(k Conflict) bool { return k.Interface == now.Interface && k.Silent == now.Silent })
 	switch {
-	case len(known) == 0 && len(c.of) >= maxConflicts:
+	case len(known) == 0 && len(c.of) >= maxConflicts && !(now.withholds() && c.displace()):
 		return false
 	case at < 0:
 		known = append(known, now)
@@ -102,6 +102,17 @@ func (c *conflicts) note(now Conflict) bool {
 	}
 	c.replace(now.VIP, known)
 	return true
+}
+
+// displace forgets the conflicts of a VIP that is announced all the same, and reports whether there is one. The caller has to hold c.mu.
+func (c *conflicts) displace() bool {
+	for vip, known := range c.of {
+		if !reported(known).withholds() {
+			c.replace(vip, nil)
+			return true
+		}
+	}
+	return false
 }
 
 // replace replaces the conflicts of a VIP. The caller has to hold c.mu.
@@ -205,7 +216,7 @@ func (a *Announcer) note(on socketKey, n segment.Note) {
 	if n.Kind == segment.Conflict {
 		noted := a.conflicts.note(Conflict{VIP: n.VIP, Interface: on.name, HardwareAddr: n.Other.String(), OtherCluster: n.OtherCluster,
 			Silent: n.Silent, Announced: n.Announced})
-		if !n.First || !noted {
+		if !n.First || n.Announced && !noted {
 			return // a machine may claim all VIPs, each a thousand times a second
 		}
 	}

@@ -919,3 +919,54 @@ func TestConflictsAreBounded(t *testing.T) {
 		assert.Equal(t, maxConflicts, strings.Count(w.log.String(), "foreign host claims a VIP"))
 	}, eth(1, "eth0"))
 }
+
+// Claims of VIPs that are announced all the same hide none of a VIP that is withheld.
+func TestAWithheldVIPIsReportedFirst(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		want := everywhere()
+		for vip := netip.MustParseAddr("198.19.0.0"); len(want) < maxConflicts; vip = vip.Next() {
+			want[vip] = plan.Layer2{}
+		}
+		w.set(want)
+		w.after(time.Minute)
+		claim := func() {
+			for vip := range want {
+				w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vip, clientMAC, vip))
+			}
+			w.after(0)
+		}
+		claim()
+		require.Len(t, w.Conflicts(), maxConflicts)
+		w.wire = func(name string, frame []byte) {
+			if m, _ := (wire.ARP{}).Parse(frame); m.Probes() {
+				go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, m.Asks, m.From, netip.IPv4Unspecified()))
+			}
+		}
+		withheld := func() (vips []netip.Addr) {
+			for _, c := range w.Conflicts() {
+				if c.withholds() {
+					vips = append(vips, c.VIP)
+				}
+			}
+			return vips
+		}
+		both := maps.Clone(want)
+		both[vipA] = plan.Layer2{New: true}
+		w.set(both)
+		w.after(time.Second)
+		claim()
+		assert.Equal(t, []netip.Addr{vipA}, withheld())
+		assert.Len(t, w.Conflicts(), maxConflicts)
+		assert.Equal(t, 1, strings.Count(w.log.String(), "foreign host has the address of a VIP"))
+
+		// Where there are too many of them, too, the log has the rest.
+		for vip := netip.MustParseAddr("198.19.1.0"); len(both) < 2*maxConflicts+1; vip = vip.Next() {
+			both[vip] = plan.Layer2{New: true}
+		}
+		w.set(both)
+		w.after(time.Second)
+		assert.Len(t, withheld(), maxConflicts)
+		assert.Equal(t, maxConflicts+1, strings.Count(w.log.String(), "foreign host has the address of a VIP"))
+	}, eth(1, "eth0"))
+}
