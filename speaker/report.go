@@ -239,7 +239,17 @@ func (r *Reporter) network() report.Network {
 		Forwards: r.Forwarding.InForce(), NoRules: r.Forwarding.NoRules()}
 	answers, known := r.KubeProxy.Answers()
 	n.KubeProxy, n.KubeProxyUnknown = answers, !known
-	for _, c := range r.Conflicts.Conflicts() {
+	conflicts := slices.Clone(r.Conflicts.Conflicts())
+	slices.SortStableFunc(conflicts, func(a, b layer2.Conflict) int { // if there are too many, those that withhold a VIP are reported
+		switch {
+		case a.Announced == b.Announced:
+			return 0
+		case b.Announced:
+			return -1
+		}
+		return 1
+	})
+	for _, c := range conflicts[:min(len(conflicts), report.MaxConflicts)] {
 		if hardware, err := net.ParseMAC(c.HardwareAddr); err == nil && len(hardware) == 6 {
 			n.Conflicts = append(n.Conflicts, report.Conflict{VIP: c.VIP, HardwareAddr: [6]byte(hardware), Announced: c.Announced})
 		}

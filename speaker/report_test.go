@@ -158,6 +158,15 @@ func TestReporterReportsTheNetwork(t *testing.T) {
 			}
 		})
 		assert.Equal(t, "[198.18.0.7 02:00:00:00:00:0c withheld 2001:db8::7 02:00:00:00:00:0d announced]", fmt.Sprint(last().Conflicts))
+		conflicts.change(func() {
+			conflicts.conflicts = nil
+			for vip := netip.MustParseAddr("198.18.1.0"); len(conflicts.conflicts) <= report.MaxConflicts; vip = vip.Next() {
+				conflicts.conflicts = append(conflicts.conflicts, layer2.Conflict{VIP: vip, HardwareAddr: "02:00:00:00:00:0c",
+					Announced: len(conflicts.conflicts) < report.MaxConflicts})
+			}
+		})
+		assert.Len(t, last().Network.Withheld(), 1, "one that withholds a VIP is reported even where there are too many others")
+		assert.Len(t, last().Conflicts, report.MaxConflicts)
 		conflicts.change(func() { conflicts.conflicts = nil })
 		assert.Empty(t, last().Conflicts, "they are gone")
 
