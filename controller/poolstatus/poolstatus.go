@@ -54,26 +54,21 @@ type Writer struct{ o Options }
 // New returns a Writer that starts with Run.
 func New(o Options) *Writer { return &Writer{o} }
 
-// Run writes the table when it is not what was written last, until ctx ends. What the controller that
-// led before has written stays until this one knows better.
+// Run writes the table when the ConfigMap has another one or is gone, until ctx ends. What the controller
+// that led before has written stays until this one knows better.
 func (w *Writer) Run(ctx context.Context) error {
 	select {
 	case <-w.o.Pools.Primed():
 	case <-ctx.Done():
 		return nil
 	}
-	written, failing := "", false
+	failing := false
 	for {
-		if table := Table(w.o.Pools.Stats()); table != written {
-			err := kube.WriteConfigMap(ctx, w.o.Client, w.o.Namespace, ConfigMapName, Key, table)
-			switch {
-			case err == nil:
-				written = table
-			case !failing && ctx.Err() == nil:
-				w.o.Log.Error("how full pools are is not written, retrying", "every", Interval, "err", err)
-			}
-			failing = err != nil
+		err := kube.WriteConfigMap(ctx, w.o.Client, w.o.Namespace, ConfigMapName, Key, Table(w.o.Pools.Stats()))
+		if err != nil && !failing && ctx.Err() == nil {
+			w.o.Log.Error("how full pools are is not written, retrying", "every", Interval, "err", err)
 		}
+		failing = err != nil
 		select {
 		case <-time.After(Interval):
 		case <-ctx.Done():

@@ -140,6 +140,27 @@ func TestItIsWrittenRarelyAndOnlyIfItChanged(t *testing.T) {
 	})
 }
 
+func TestItComesBackWhileTheNumbersStayTheSame(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		close(c.pool.primed)
+		ends := c.leads()
+		c.after(time.Second, 1, "lan IPv4 0%")
+		maps := c.CoreV1().ConfigMaps(namespace)
+		require.NoError(t, maps.Delete(t.Context(), poolstatus.ConfigMapName, metav1.DeleteOptions{}))
+		c.after(poolstatus.Interval, 3, "lan IPv4 0%") // the deletion counts, too
+		cm, err := maps.Get(t.Context(), poolstatus.ConfigMapName, metav1.GetOptions{})
+		require.NoError(t, err)
+		cm.Data = nil
+		_, err = maps.Update(t.Context(), cm, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		c.after(poolstatus.Interval, 5, "lan IPv4 0%")
+		c.after(time.Hour, 5, "lan IPv4 0%")
+		ends()
+	})
+}
+
 func TestAWriteThatFailsIsRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
