@@ -13,6 +13,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -158,9 +159,11 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.poolStatus = poolstatus.New(poolstatus.Options{
 		Client: p.client, Namespace: p.flags.configNamespace, Pools: p.services, Log: p.log})
 
+	by := c.ComponentConfig.Generic.LeaderElection
 	cloudprovider.RegisterCloudProvider(provider.Name, func(io.Reader) (cloudprovider.Interface, error) {
 		return ledCloud{provider.New(provider.Options{
-			Config: p.config, Services: p.services, Client: p.client, Namespace: p.flags.configNamespace, Initialization: p.flags.initialization,
+			Config: p.config, Services: p.services, Client: p.client, Namespace: p.flags.configNamespace,
+			Lease: types.NamespacedName{Namespace: by.ResourceNamespace, Name: by.ResourceName}, Initialization: p.flags.initialization,
 			ClusterCIDR: c.ComponentConfig.KubeCloudShared.ClusterCIDR, Events: p.events, Log: p.log}), p}, nil
 	})
 	given := c.ComponentConfig.KubeCloudShared.CloudProvider

@@ -10,6 +10,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	cloudproviderapi "k8s.io/cloud-provider/api"
 
@@ -93,6 +94,7 @@ const (
 // others looks for cloud controller managers that are not Lodestone's.
 type others struct {
 	client kubernetes.Interface
+	own    types.NamespacedName
 
 	mu     sync.Mutex
 	looked time.Time
@@ -113,7 +115,8 @@ func (o *others) working(ctx context.Context) (lease string, err error) {
 
 func (o *others) look(ctx context.Context) (working string, err error) {
 	err = objects.Leases.Each(ctx, o.client, objects.Scope{Namespace: othersNamespace, Cached: true}, func(l *coordinationv1.Lease) {
-		if isCloudControllerManager(l.Name) && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time).Abs() < othersTimeout {
+		own := o.own == types.NamespacedName{Namespace: othersNamespace, Name: l.Name}
+		if !own && isCloudControllerManager(l.Name) && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time).Abs() < othersTimeout {
 			working = l.Name
 		}
 	})

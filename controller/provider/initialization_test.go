@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -148,6 +149,18 @@ func TestNewNodesAreLeftToAnotherCloudControllerManager(t *testing.T) {
 				require.Empty(t, j.id(50*time.Minute), "it is being upgraded, perhaps")
 				require.Equal(t, ours, j.id(20*time.Minute), "it is gone")
 			})
+		})
+	}
+}
+
+func TestTheControllersOwnLeaseIsNotThatOfAnother(t *testing.T) {
+	for namespace, want := range map[string]string{"kube-system": ours, "lodestone-system": ""} {
+		synctest.Test(t, func(t *testing.T) {
+			j := join(t, provider.Options{Config: parse(t, machines), Lease: types.NamespacedName{Namespace: namespace, Name: "lodestone-ccm"}},
+				hostname)
+			j.renew("lodestone-ccm")
+			j.address()
+			require.Equal(t, want, j.id(15*time.Minute))
 		})
 	}
 }

@@ -16,6 +16,7 @@ package provider
 import (
 	"log/slog"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -36,6 +37,8 @@ type Options struct {
 	// Client reads the Leases of speakers in Namespace, and those in kube-system.
 	Client    kubernetes.Interface
 	Namespace string
+	// Lease is the leader Lease of this controller, which is not that of another cloud controller manager.
+	Lease types.NamespacedName
 	// Initialization is which new nodes the provider initializes. Empty: InitializeAuto.
 	Initialization Initialization
 	// ClusterCIDR is the value of --cluster-cidr. Empty: there are no routes to pods.
@@ -60,7 +63,7 @@ var (
 )
 
 // New returns the provider.
-func New(o Options) *Cloud { return &Cloud{Options: o, others: others{client: o.Client}} }
+func New(o Options) *Cloud { return &Cloud{Options: o, others: others{client: o.Client, own: o.Lease}} }
 
 // Initialize implements cloudprovider.Interface. There is nothing to start.
 func (c *Cloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {}
