@@ -29,8 +29,8 @@ const MaxQuarantined = 1 << 16
 type quarantine struct {
 	clock  clock
 	at     map[netip.Addr]*quarantined
-	byName map[string][]*quarantined
-	counts map[string]int // by namespace
+	byName map[string][]*quarantined // in any order
+	counts map[string]int            // by namespace
 	// spaces has those with addresses in quarantine. The first is the one of which an address is free next.
 	spaces *btree.BTreeG[*space]
 }
@@ -55,6 +55,8 @@ type quarantined struct {
 	name  string
 	since time.Duration
 	space *space
+	// index is where it is in what its name has released.
+	index int
 }
 
 // waitsFor reports whether the address is kept for the party.
@@ -124,6 +126,7 @@ func (q *quarantine) begin(begun quarantined) {
 	q.at[r.addr] = r
 	r.count(+1)
 	q.change(r, (*space).insertQuarantined)
+	r.index = len(q.byName[r.name])
 	q.byName[r.name] = append(q.byName[r.name], r)
 	q.counts[r.namespace()]++
 }
@@ -149,10 +152,11 @@ func (q *quarantine) excess(namespace string) (all []*quarantined) {
 func (q *quarantine) end(r *quarantined) {
 	r.count(-1)
 	q.change(r, (*space).removeQuarantined)
-	left := slices.DeleteFunc(q.byName[r.name], func(other *quarantined) bool { return other == r })
-	if len(left) > 0 {
-		q.byName[r.name] = left
-	} else {
+	released := q.byName[r.name]
+	last := len(released) - 1
+	released[r.index], released[last].index = released[last], r.index // the last one takes its place
+	released[last] = nil
+	if q.byName[r.name] = released[:last]; last == 0 {
 		delete(q.byName, r.name)
 	}
 	delete(q.at, r.addr)

@@ -2,6 +2,7 @@ package ipam_test
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -114,6 +115,27 @@ func TestTheEndOfAQuarantineIsFoundAmongManyPools(t *testing.T) {
 		}
 	}
 	testcost.Grows(t, "quarantines that end", keepers(1000), keepers(testcost.Growth*1000), func(end func()) { end() })
+}
+
+// The end of a quarantine costs the same, however many other addresses the Service has released.
+func TestManyQuarantinesOfOneServiceEnd(t *testing.T) {
+	released := func(n int) func() {
+		s := begin(t, pool("lan", "2001:db8::/64"))
+		addrs := make([]netip.Addr, n)
+		for i := range addrs {
+			addrs[i] = s.addr(fmt.Sprintf("2001:db8::%x", i))
+		}
+		return func() {
+			for _, addr := range addrs {
+				s.Quarantine("default/web", addr, s.now, s.now)
+			}
+			require.True(t, s.Expects("default/web"))
+			s.passes(30 * time.Second)
+			require.Empty(t, s.InQuarantine(s.now))
+			require.False(t, s.Expects("default/web"))
+		}
+	}
+	testcost.Grows(t, "quarantines of one Service that end", released(4000), released(testcost.Growth*4000), func(end func()) { end() })
 }
 
 func TestNothingIsFreeBeforeTheFirstSetup(t *testing.T) {

@@ -81,14 +81,15 @@ func (p *plan) comeback(f Family) *quarantined {
 	taken := func(addr netip.Addr) bool {
 		return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr })
 	}
-	for _, r := range p.quarantine.byName[p.service()] {
+	for _, r := range slices.Backward(p.quarantine.byName[p.service()]) { // the last are the best, mostly
 		switch {
-		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.space.pool, f) != "" || taken(r.addr):
-		case p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.space, nil, r):
-		case best == nil || cmp.Or(
+		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.space.pool, f) != "":
+		case best != nil && cmp.Or(
 			cmp.Compare(p.rank(r.space.pool), p.rank(best.space.pool)),
 			cmp.Compare(best.since, r.since),
-			r.addr.Compare(best.addr)) < 0:
+			r.addr.Compare(best.addr)) > 0:
+		case taken(r.addr) || p.reservations.apart[r.addr].conflict || p.reservedForOther(r.addr) || p.fills(r.space, nil, r):
+		default:
 			best = r
 		}
 	}
