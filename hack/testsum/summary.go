@@ -103,6 +103,7 @@ func (s *summary) finishTest(k key, e event) {
 		if took >= slow {
 			fmt.Fprintf(s.out, "pass %s %s (%v)\n", k.pkg, k.test, took)
 		}
+		s.raced(output)
 	}
 }
 
@@ -118,10 +119,19 @@ func (s *summary) finishPackage(k key, e event) {
 		fmt.Fprintf(s.out, "%s", s.output[k])
 		s.failures = append(s.failures, fmt.Sprintf("failed: %s\n%s", k.pkg, end(s.output[k])))
 	}
+	s.raced(s.output[k])
 	delete(s.output, k)
 	if s.tests[k.pkg] > 0 || s.bad[k.pkg] > 0 {
 		fmt.Fprintf(s.out, "%-4s %s (%d tests, %.1fs)\n", map[bool]string{true: "ok", false: "FAIL"}[s.bad[k.pkg] == 0], k.pkg,
 			s.tests[k.pkg], e.Elapsed)
+	}
+}
+
+// raced prints an output that has the report of a data race. All tests that run at that moment fail, and the report may
+// be in the output of another one.
+func (s *summary) raced(output *strings.Builder) {
+	if output != nil && strings.Contains(output.String(), "WARNING: DATA RACE") {
+		fmt.Fprintf(s.out, "%s", output)
 	}
 }
 

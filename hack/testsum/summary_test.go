@@ -30,6 +30,20 @@ func TestSummary(t *testing.T) {
 			want: "FAIL p TestA\ngot 1, want 2\nFAIL p (1 tests, 0.0s)\nfailed: p TestA\ngot 1, want 2\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
+			name: "the report of a data race is shown, whatever output it is in",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"run","Package":"p","Test":"TestB"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"WARNING: DATA RACE\nRead by A\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"race detected during execution of test\n"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p","Test":"TestB"}
+{"Action":"output","Package":"p","Output":"WARNING: DATA RACE\nRead by nobody\n"}
+{"Action":"fail","Package":"p"}`,
+			want: "WARNING: DATA RACE\nRead by A\nFAIL p TestB\nrace detected during execution of test\n" +
+				"WARNING: DATA RACE\nRead by nobody\nFAIL p (2 tests, 0.0s)\n" +
+				"failed: p TestB\nrace detected during execution of test\n1 passed, 1 failed, 0 skipped\n",
+		},
+		{
 			name: "the end has the end of a long output",
 			events: `{"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"` + strings.Repeat("x", excerpt) + `\nlast\n"}
