@@ -81,7 +81,7 @@ func onSegment(t *testing.T, n int, story func(*testing.T, *lan)) {
 				o.Members = m
 				o.Received = func(int) (uint64, error) { return s.comesIn(i), nil }
 			}, eth(i+1, "eth0"))
-			w.wire = func(name string, frame []byte) { s.carry(i, name, frame) }
+			w.onWire(func(name string, frame []byte) { s.carry(i, name, frame) })
 			defer func() { require.NoError(t, stop()) }()
 			s.speakers, s.members, s.macs = append(s.speakers, w), append(s.members, m), append(s.macs, hardwareAddr(eth(i+1, "eth0").HardwareAddr))
 		}
@@ -514,11 +514,11 @@ func TestConflictOfANewAddress(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				var there atomic.Bool
 				there.Store(true)
-				w.wire = func(name string, frame []byte) {
+				w.onWire(func(name string, frame []byte) {
 					if m, _ := (wire.ARP{}).Parse(frame); m.Probes() && there.Load() {
 						go w.receive(name, f)
 					}
-				}
+				})
 				w.set(fresh(vipA))
 				for _, f := range w.after(10 * recheck) {
 					_, p := f.packet(t)
@@ -566,11 +566,11 @@ func TestConflictBesideAFailedInterface(t *testing.T) {
 	t.Parallel()
 	for _, failed := range []string{"eth0", "eth1"} {
 		inWorld(t, func(t *testing.T, w *world) {
-			w.wire = func(name string, frame []byte) {
+			w.onWire(func(name string, frame []byte) {
 				if m, _ := (wire.ARP{}).Parse(frame); m.Probes() {
 					go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, vipA, m.From, netip.IPv4Unspecified()))
 				}
-			}
+			})
 			w.fail(failed, unix.EMFILE)
 			w.set(fresh(vipA))
 			w.after(time.Second)
@@ -591,11 +591,11 @@ func TestConflictInAMigration(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				var there atomic.Bool
 				there.Store(true)
-				w.wire = func(name string, frame []byte) {
+				w.onWire(func(name string, frame []byte) {
 					if m, _ := (wire.ARP{}).Parse(frame); m.Probes() && there.Load() {
 						go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, vipA, m.From, netip.IPv4Unspecified()))
 					}
-				}
+				})
 				w.set(fresh(vipA))
 				w.after(time.Second)
 				assert.Equal(t, AddressConflict, w.Status().VIPs[0].Reason)
@@ -640,12 +640,12 @@ func TestClaimsWithTwoKeys(t *testing.T) {
 				w, stop := newWorld(t, func(o *Options) { o.Keys = keys(has...) }, eth(1, "eth0"))
 				w.set(claimed(false, vipA))
 				w.after(time.Minute)
-				w.wire = func(name string, frame []byte) { // the other one answers
+				w.onWire(func(name string, frame []byte) { // the other one answers
 					if m, _ := (wire.ARP{}).Parse(frame); m.To == clientMAC && m.Probes() {
 						s := statement{Self: clientMAC, VIP: vipA, Seal: other.Numbered(vipA, clientMAC, true, m.Seal.Nonce())}
 						go w.receive(name, wire.ARP{}.Answer(s, m))
 					}
-				}
+				})
 				w.receive("eth0", wire.ARP{}.Announce(statement{Self: clientMAC, VIP: vipA, Seal: other.Seal(vipA, clientMAC, true)}, true)[0])
 				synctest.Wait()
 				assert.Empty(t, w.Conflicts(), "%s of %q", other, has)
@@ -810,13 +810,13 @@ func (w *world) hostsOn(names ...string) (there *sync.Map) {
 	for _, name := range names {
 		there.Store(name, true)
 	}
-	w.wire = func(name string, frame []byte) {
+	w.onWire(func(name string, frame []byte) {
 		if _, ok := there.Load(name); ok {
 			if m, _ := (wire.ARP{}).Parse(frame); m.Probes() {
 				go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, vipA, m.From, netip.IPv4Unspecified()))
 			}
 		}
-	}
+	})
 	return there
 }
 
@@ -938,11 +938,11 @@ func TestAWithheldVIPIsReportedFirst(t *testing.T) {
 		}
 		claim()
 		require.Len(t, w.Conflicts(), maxConflicts)
-		w.wire = func(name string, frame []byte) {
+		w.onWire(func(name string, frame []byte) {
 			if m, _ := (wire.ARP{}).Parse(frame); m.Probes() {
 				go w.receive(name, arpFrame(arppacket.OperationReply, m.From, clientMAC, m.Asks, m.From, netip.IPv4Unspecified()))
 			}
-		}
+		})
 		withheld := func() (vips []netip.Addr) {
 			for _, c := range w.Conflicts() {
 				if c.withholds() {

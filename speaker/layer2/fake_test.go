@@ -214,6 +214,20 @@ func (w *world) receive(name string, frame []byte) {
 	w.conn(name).in <- frame
 }
 
+// onWire has carry be called for each frame that is sent from now on.
+func (w *world) onWire(carry func(name string, frame []byte)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wire = carry
+}
+
+// carrier returns what is called for each frame, nil for nothing.
+func (w *world) carrier() func(name string, frame []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.wire
+}
+
 // conn returns the open socket of an interface.
 func (w *world) conn(name string) *conn {
 	w.mu.Lock()
@@ -348,8 +362,8 @@ func (c *conn) WriteTo(b []byte, to net.Addr) (int, error) {
 	c.w.mu.Lock()
 	c.w.sent = append(c.w.sent, frame{time.Since(c.w.start), c.name, to, slices.Clone(b)})
 	c.w.mu.Unlock()
-	if c.w.wire != nil {
-		c.w.wire(c.name, slices.Clone(b))
+	if carry := c.w.carrier(); carry != nil {
+		carry(c.name, slices.Clone(b))
 	}
 	return len(b), nil
 }

@@ -51,8 +51,8 @@ func (w *world) repeat(name string) {
 
 // claim has the next owner claim vipA in front of the interface, and answer questions there from then on.
 func (w *world) claim(name string) {
-	before := w.wire
-	w.wire = func(on string, frame []byte) {
+	before := w.carrier()
+	w.onWire(func(on string, frame []byte) {
 		m, ok := (wire.ARP{}).Parse(frame)
 		switch {
 		case on != name && before != nil:
@@ -61,7 +61,7 @@ func (w *world) claim(name string) {
 			s := statement{Self: nextMAC, VIP: vipA, Seal: seal.Key("the cluster's").Numbered(vipA, nextMAC, false, m.Seal.Nonce())}
 			go w.receive(name, wire.ARP{}.Answer(s, m))
 		}
-	}
+	})
 	w.repeat(name)
 }
 
