@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,11 +56,12 @@ type Delegate struct {
 	budget budget
 	known  chan struct{} // a slot for each question about a token that was accepted before
 	new    chan struct{} // a slot for each question about another token
+	// renewals are questions about tokens that were accepted before, one of each token and path at a time.
+	renewals singleflight.Group
 
 	mu       sync.Mutex
 	accepted map[key]time.Time // when
 	refused  map[key]refusal
-	renewals map[key]chan struct{} // closed when the API server has answered, or not within askTimeout
 }
 
 // key is a token and a path.
@@ -73,7 +75,7 @@ type refusal struct {
 // NewDelegate returns an Authorizer that asks through the client.
 func NewDelegate(client kubernetes.Interface) *Delegate {
 	return &Delegate{client: client, known: make(chan struct{}, asksAtOnce), new: make(chan struct{}, asksAtOnce),
-		accepted: map[key]time.Time{}, refused: map[key]refusal{}, renewals: map[key]chan struct{}{}}
+		accepted: map[key]time.Time{}, refused: map[key]refusal{}}
 }
 
 // Authorize implements Authorizer.
@@ -98,20 +100,10 @@ func (d *Delegate) Authorize(ctx context.Context, source netip.Addr, token, path
 // renewWait, and the renewal goes on even if the request ends: an API server that does not answer
 // must not hold up monitoring.
 func (d *Delegate) renew(ctx context.Context, k key, token, path string) error {
-	d.mu.Lock()
-	renewed, running := d.renewals[k]
-	if !running {
-		renewed = make(chan struct{})
-		d.renewals[k] = renewed
-		go func() {
-			d.remember(k, d.ask(context.WithoutCancel(ctx), d.known, token, path))
-			d.mu.Lock()
-			delete(d.renewals, k)
-			d.mu.Unlock()
-			close(renewed)
-		}()
-	}
-	d.mu.Unlock()
+	renewed := d.renewals.DoChan(string(k[:]), func() (any, error) {
+		d.remember(k, d.ask(context.WithoutCancel(ctx), d.known, token, path))
+		return nil, nil
+	})
 	select {
 	case <-renewed:
 	case <-time.After(renewWait):

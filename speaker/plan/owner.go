@@ -167,17 +167,19 @@ func newScope(s Snapshot, key scopeKey, advertisements []*config.Advertisement, 
 // announce on: a router may have the subnet as directly connected. If all nodes have lost their links, the
 // links count as up: they will come back together. So a node is never left out because something is unknown.
 func (s *scope) locate() {
-	known, linked := false, false
+	linked, anywhere := false, true
 	for name := range s.candidates {
-		on, _ := s.reaches(s.Nodes[name])
-		known = known || on
+		if on, _ := s.reaches(s.Nodes[name]); on {
+			anywhere = false
+			break
+		}
 	}
-	s.anywhere = !known
+	s.anywhere = anywhere
 	for name, c := range s.candidates {
 		n := s.Nodes[name]
 		on, up := s.reaches(n)
 		c.elsewhere, c.unplugged, c.apart = !on && n.Segments != nil, on && !up, s.isApart(n)
-		c.elsewhere = c.elsewhere && known
+		c.elsewhere = c.elsewhere && !anywhere
 		linked = linked || s.sound(name) && !c.elsewhere && !c.unplugged
 	}
 	for _, c := range s.candidates {
