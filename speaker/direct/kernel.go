@@ -531,30 +531,27 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 			return false, nil
 		}
 	}
-	for i, n := range []int{1, len(want.interfaces), len(want.hardware), len(want.services)} {
+	for i, set := range []struct {
+		size int
+		has  func(nftables.SetElement) bool
+	}{
+		{1, func(nftables.SetElement) bool { return true }}, // the guard
+		{len(want.interfaces), func(e nftables.SetElement) bool { return want.interfaces[string(e.Key)] }},
+		{len(want.hardware), func(e nftables.SetElement) bool { return want.hardware[string(e.Key)] }},
+		{len(want.services), func(e nftables.SetElement) bool {
+			s, ok := parseServed(e)
+			return ok && s == want.services[string(e.Key)]
+		}},
+	} {
 		elements, err := k.GetSetElements(f.sets()[i])
 		if err != nil {
 			return false, fmt.Errorf("list the elements of the nftables set %s: %w", f.sets()[i].Name, err)
 		}
-		if len(elements) != n || slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return !want.has(i, e) }) {
+		if len(elements) != set.size || slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return !set.has(e) }) {
 			return false, nil
 		}
 	}
 	return true, nil
-}
-
-// has reports whether the i-th of the table's sets is to have the element.
-func (r *ruleset) has(i int, e nftables.SetElement) bool {
-	switch i {
-	case 1:
-		return r.interfaces[string(e.Key)]
-	case 2:
-		return r.hardware[string(e.Key)]
-	case 3:
-		s, ok := parseServed(e)
-		return ok && s == r.services[string(e.Key)]
-	}
-	return true // the guard
 }
 
 // counts returns how many packets each of the counters of tables has counted since they were made, by name of the table.
