@@ -107,13 +107,25 @@ func NewReporter(o ReportOptions) *Reporter {
 // String names the task.
 func (r *Reporter) String() string { return "report" }
 
-// Run reports once the kernel has answered, and then what changes, until ctx ends.
+// Run reports once the kernel has answered and there is a document, and then what changes, until ctx ends. Without the
+// document, segments that only an advertisement names would be off the Lease for a while, and their VIPs would move.
 func (r *Reporter) Run(ctx context.Context) error {
 	for _, ready := range []<-chan struct{}{r.Interfaces.Ready(), r.Gateways.Ready()} {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ready:
+		}
+	}
+	for {
+		changed := r.Config.Changed()
+		if current, _ := r.Config.Current(); current != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
 		}
 	}
 	for ctx.Err() == nil {

@@ -111,6 +111,8 @@ func TestReporterReportsTheNetwork(t *testing.T) {
 			ethernet(2, "eth0", "198.18.0.11/24", "198.18.0.99/32", "2001:db8::11/64", "fe80::1/64"),
 			ethernet(3, "docker0", "172.17.0.1/16"),
 		}
+		named := &config.Config{Advertisements: []config.Advertisement{{Name: "routed"},
+			{Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
 		var reports []report.Report
 		loop := &fakeLoop{}
 		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
@@ -136,6 +138,14 @@ func TestReporterReportsTheNetwork(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, reports, "the gateways are still being asked for")
 		close(gateways.ready)
+		synctest.Wait()
+		assert.Empty(t, reports, "without the document it is not known which interfaces are named")
+		cfg.change(func() { cfg.config = named })
+		synctest.Wait()
+		require.NotEmpty(t, reports)
+		assert.Equal(t, "[172.17.0.0/16 docker0 if-named 198.18.0.0/24 eth0 2001:db8::/64 eth0]", fmt.Sprint(reports[0].Tidy().Segments),
+			"an advertisement names the interface")
+		cfg.change(func() { cfg.config = &config.Config{} })
 		reported(`{"segments":["198.18.0.0/24 eth0","2001:db8::/64 eth0"]}`, "the kernel could not list the gateways: the last ones stay")
 
 		gateways.change(func() {
@@ -174,12 +184,8 @@ func TestReporterReportsTheNetwork(t *testing.T) {
 		assert.Equal(t, []report.Session{{Peer: "tor", Message: "no password"}}, last().Sessions)
 		sessions.change(func() { sessions.sessions = nil })
 
-		cfg.change(func() {
-			cfg.config = &config.Config{Advertisements: []config.Advertisement{{Name: "routed"},
-				{Name: "l2", Layer2: &config.Layer2{Interfaces: []string{"docker*"}}}}}
-		})
-		assert.Equal(t, "[172.17.0.0/16 docker0 if-named 198.18.0.0/24 eth0 2001:db8::/64 eth0]", fmt.Sprint(last().Tidy().Segments),
-			"an advertisement names the interface")
+		cfg.change(func() { cfg.config = named })
+		assert.Contains(t, fmt.Sprint(last().Tidy().Segments), "docker0 if-named")
 
 		before := len(reports)
 		for range 50 { // eth0 flaps for five seconds
@@ -234,7 +240,7 @@ func TestReportsOfManySpeakers(t *testing.T) {
 			lease := ""
 			r := NewReporter(ReportOptions{Loop: &fakeLoop{}, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
 				Interfaces: links[i],
-				Gateways:   &fakeNetwork{ready: ready}, Config: &fakeConfig{}, Conflicts: &fakeConflicts{}, Sessions: all50[i],
+				Gateways:   &fakeNetwork{ready: ready}, Config: &fakeConfig{config: &config.Config{}}, Conflicts: &fakeConflicts{}, Sessions: all50[i],
 				PodRoutes: &fakePodRouter{},
 				KubeProxy: &fakeProxy{}, Forwarding: &fakeProxy{}, Crowd: func() int { return all / 50 }, Report: func(r report.Report) {
 					mu.Lock()

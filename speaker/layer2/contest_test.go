@@ -532,6 +532,7 @@ func TestConflictOfANewAddress(t *testing.T) {
 					Seen: s.Conflicts[0].Seen}, s.Conflicts[0])
 				who := map[bool]string{true: "speaker of another cluster has", false: "foreign host has"}[name == "of another cluster"]
 				assert.Contains(t, w.log.String(), who)
+				assert.Zero(t, testutil.ToFloat64(w.metrics.conflicts.WithLabelValues("eth0", "IPv4")), "hosts of the segment reach one machine")
 
 				// Withdrawn and owned again: the host still has it.
 				w.set(nil)

@@ -70,8 +70,8 @@ func newMetrics(r prometheus.Registerer, a *Announcer) *metrics {
 		replies:       counter(metricReplies, "Requests answered."),
 		announcements: counter(metricAnnouncements, "Gratuitous announcement frames sent."),
 		conflicts: counter(metricConflicts,
-			"Packets in which a foreign host claims a VIP that this node owns, or is about to, and claims in the name of a speaker that did "+
-				"not answer for them."),
+			"Packets in which a foreign host claims a VIP that this node announces, and claims in the name of a speaker that did not "+
+				"answer for them."),
 		malformed: counter(metricMalformed, "ARP and NDP packets that were dropped because they break the protocol: cut short, a wrong "+
 			"checksum, nobody's address."),
 		errors: counter(metricErrors, "Errors of sockets, by operation: open, receive, send, join.", "operation"),

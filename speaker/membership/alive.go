@@ -108,8 +108,8 @@ func withLinks(n report.Network, down string) report.Network {
 func (t *table) setNetwork(node string, network report.Network) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p := t.peers.at(node); p.network == nil || !reflect.DeepEqual(*p.network, network) {
-		p.network = &network
+	if p := t.peers.at(node); p.network == nil || p.orphaned || !reflect.DeepEqual(*p.network, network) {
+		p.network, p.orphaned = &network, false
 		t.changed.Notify()
 	}
 }
@@ -124,13 +124,15 @@ func (t *table) setListed(listed bool) {
 	}
 }
 
-// forgetLease records that the node has no Lease any more.
+// forgetLease records that the node has no Lease any more. What was on it counts as long as the speaker is alive.
 func (t *table) forgetLease(node string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
 	p.found()
-	p.network = nil
+	if p.orphaned = p.alive && p.network != nil; !p.orphaned {
+		p.network = nil
+	}
 	t.peers.tidy(node)
 	t.changed.Notify()
 }
@@ -312,6 +314,9 @@ func (t *table) lose(node string, p *peer) {
 	p.beats = p.beats || p.session != 0
 	p.alive, p.joined, p.metadata, p.met, p.doubt = false, 0, metadata{}, nil, nil
 	p.lost, p.unanswered = true, 0
+	if p.orphaned {
+		p.network, p.orphaned = nil, false
+	}
 	t.apart.lose(time.Now())
 	notify.Wake(t.send)
 	t.changed.Notify()

@@ -246,3 +246,43 @@ func TestLatenessOnTheLease(t *testing.T) {
 	assert.Zero(t, of(85*time.Millisecond, 7), "nobody takes it for lost")
 	assert.Zero(t, of(412*time.Millisecond, 0), "the timing has changed since")
 }
+
+// Somebody deletes the Lease of a speaker that lives: what is known of its node stays, since it writes the Lease anew. It takes
+// no part in the failure detection until then, and if it is lost before, nothing stays.
+func TestADeletedLeaseOfALivingSpeaker(t *testing.T) {
+	c := newCluster(t, "n1", "n2")
+	n1 := c.start("n1") // its memberlist finds out who is lost
+	n1.waitJoined()
+	kill := c.beats(t, "n2", n1)
+	leases := c.client.CoordinationV1().Leases("lodestone-system")
+	lease := c.lease("n2")
+	onLink := onSegments("198.18.0.0/24 eth0")
+	onLink.Address = report.Of(lease.Annotations).Address
+	lease.Annotations = onLink.Annotations()
+	_, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	known := func() bool { return len(n1.Networks()["n2"].Segments) == 1 }
+	watched := func() bool {
+		n1.table.mu.Lock()
+		defer n1.table.mu.Unlock()
+		return n1.table.peers["n2"] != nil && n1.table.peers["n2"].takesPart()
+	}
+	n1.wait("n2 on its segment", func() bool { return known() && watched() })
+
+	for range 2 {
+		require.NoError(t, leases.Delete(t.Context(), lease.Name, metav1.DeleteOptions{}))
+		n1.wait("n2 without a Lease", func() bool { return !watched() })
+		assert.True(t, known(), "its network stays")
+		if _, alive := n1.Speakers()["n2"]; !assert.True(t, alive) {
+			return
+		}
+		lease.ResourceVersion = ""
+		_, err = leases.Create(t.Context(), lease, metav1.CreateOptions{})
+		require.NoError(t, err)
+		n1.wait("n2 with its Lease again", watched)
+	}
+	require.NoError(t, leases.Delete(t.Context(), lease.Name, metav1.DeleteOptions{}))
+	n1.wait("n2 without a Lease", func() bool { return !watched() })
+	kill()
+	n1.wait("nothing is known of n2", func() bool { _, there := n1.Networks()["n2"]; return !there })
+}

@@ -39,6 +39,9 @@ type peer struct {
 	unlisted time.Time
 	// network is the network on the speaker's Lease. Nil: there is no Lease.
 	network *report.Network
+	// orphaned is set while the Lease is gone, but the speaker is alive. It writes its Lease anew, so its network stays: other
+	// speakers hand connections to it and leave it the VIPs that it keeps.
+	orphaned bool
 }
 
 // held is a speaker that memberlist has met again or lost. It is asked for an answer, to verify that.
@@ -113,7 +116,7 @@ func (p *peer) member(node string, at netip.AddrPort) watch.Member {
 // takesPart reports whether the speaker takes part in the failure detection. One without a Lease does not: an attacker with the
 // key could invent two, which would agree that any other speaker is lost.
 func (p *peer) takesPart() bool {
-	return p.alive && p.session != 0 && p.met != nil && p.network != nil
+	return p.alive && p.session != 0 && p.met != nil && p.network != nil && !p.orphaned
 }
 
 func (p *peer) isAlive() bool    { return p.alive }

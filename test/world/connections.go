@@ -161,7 +161,7 @@ func (c *connection) answered(by *node, p *pod, handed int) {
 	}
 	if c.heard = c.now; c.opened == never {
 		c.opened, c.keeper, c.pod = c.now, by, p
-		if c.checks.hostile > 0 && c.strayed(by, handed) {
+		if (c.checks.hostile > 0 || by.plane.bare()) && c.strayed(by, handed) {
 			c.broken = "it went to a node that does not answer for the VIP"
 		}
 		c.record("%s: is open, %s keeps it", c, by.name)
@@ -169,7 +169,8 @@ func (c *connection) answered(by *node, p *pod, handed int) {
 	}
 }
 
-// strayed reports whether a segment went to a node that does not answer for the VIP, because of a repeated claim.
+// strayed reports whether a segment went to a node that does not answer for the VIP, because of a repeated claim
+// or of what the host found before.
 func (c *connection) strayed(by *node, handed int) bool {
 	return handed == 0 && !c.checks.answersAt(hardware(by.id), c.vip.Addr())
 }

@@ -193,6 +193,10 @@ func (p *plane) mayReset(c *connection) bool {
 		!p.running && p.data.again[c.service] && p.rules != nil && p.rules.Program(c.vip, false) == nil
 }
 
+// bare reports whether no speaker has begun since the node had no power. Hosts may send to it all the same, see
+// docs/explanation/found-by.md.
+func (p *plane) bare() bool { return p.director.began < p.crashed }
+
 // choose returns the pod for a new connection, nil if there is none: ready ones come first.
 func (of *proxied) choose(p *plane) *pod {
 	for _, ready := range []bool{true, false} {

@@ -31,7 +31,9 @@ func (m *Machine) noteConflict(v *vip, n Note) {
 		v.warned = m.now
 	}
 	m.out.note(n)
-	m.out.Conflicts++
+	if n.Announced { // hosts of the segment reach one or the other; the withheld ones are a gauge
+		m.out.Conflicts++
+	}
 }
 
 // defend schedules an announcement of a VIP that another host claims, unless it was defended within
