@@ -80,7 +80,7 @@ func TestEndpointsOfANodeThatComesLater(t *testing.T) {
 	require.Empty(t, got.ServingNodes)
 	c.add(nodeObject("n1"))
 	c.refresh(func(s plan.Service) { got = s })
-	require.Equal(t, map[string]bool{"n1": true}, got.ServingNodes)
+	require.Equal(t, []string{"n1"}, got.ServingNodes)
 }
 
 func heapNow() int64 {

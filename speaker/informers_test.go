@@ -55,7 +55,7 @@ func TestEndpointsThatTakeTraffic(t *testing.T) {
 			}
 			c.refresh(func(plan.Service) {})
 			got := c.derive("default/web")
-			if nodes := slices.Sorted(maps.Keys(got.ServingNodes)); got.Serving != test.serving || !slices.Equal(nodes, test.nodes) {
+			if nodes := got.ServingNodes; got.Serving != test.serving || !slices.Equal(nodes, test.nodes) {
 				t.Errorf("serving %v on %q, want %v on %q", got.Serving, nodes, test.serving, test.nodes)
 			}
 		})
@@ -96,11 +96,11 @@ func TestEndpointsOfEachFamily(t *testing.T) {
 	web.Annotations[annotation.Assigned] += ",2001:db8::1"
 	web.Status.LoadBalancer.Ingress = append(web.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "2001:db8::1"})
 	c.add(web)
-	require.Equal(t, map[string]bool{"n1": true, "n2": true}, c.derive("default/web").ServingNodes)
-	require.Equal(t, &plan.Endpoints{ServingNodes: map[string]bool{}}, c.derive("default/web").IPv6)
+	require.Equal(t, []string{"n1", "n2"}, c.derive("default/web").ServingNodes)
+	require.Equal(t, &plan.Endpoints{}, c.derive("default/web").IPv6)
 	c.add(six)
-	require.Equal(t, map[string]bool{"n1": true, "n2": true}, c.derive("default/web").ServingNodes)
-	require.Equal(t, &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{"n2": true},
+	require.Equal(t, []string{"n1", "n2"}, c.derive("default/web").ServingNodes)
+	require.Equal(t, &plan.Endpoints{Serving: true, ServingNodes: []string{"n2"},
 		Backends: []plan.Backend{{Node: "n2", Open: 1}}}, c.derive("default/web").IPv6)
 }
 

@@ -49,7 +49,7 @@ func (c *Core) note(event Event) {
 // forward to new ones yet. Where it forwarded to those of other nodes before, they are not new.
 func (c *Core) put(s plan.Service) {
 	for _, vip := range s.VIPs {
-		if serving := s.EndpointsAt(vip).ServingNodes; !serving[c.Node] {
+		if !s.EndpointsAt(vip).ServesOn(c.Node) {
 			delete(c.gained, vip)
 		} else if !c.planner.Serves(vip, c.Node) {
 			c.gained[vip] = c.now

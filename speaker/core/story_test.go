@@ -165,10 +165,7 @@ func web(vip string, serving bool) plan.Service {
 
 func local(vip string, nodes ...string) plan.Service {
 	s := web(vip, len(nodes) > 0)
-	s.Local, s.ServingNodes = true, map[string]bool{}
-	for _, n := range nodes {
-		s.ServingNodes[n] = true
-	}
+	s.Local, s.ServingNodes = true, slices.Sorted(slices.Values(nodes))
 	return s
 }
 

@@ -12,8 +12,8 @@ import (
 // ballot elects the owners of a scope's VIPs.
 type ballot struct {
 	tiers []tier // the most preferred first
-	// claimants are the nodes that claim a bucket, by bucket. Nil: owners are not kept.
-	claimants map[uint16]map[string]bool
+	// claimants are the nodes that claim a bucket, sorted, by bucket. Nil: owners are not kept.
+	claimants map[uint16][]string
 }
 
 // tier has the nodes of one weight. Load is balanced within a tier: it does not overrule preference.
@@ -22,15 +22,14 @@ type tier struct {
 	*rendezvous.Electorate
 }
 
-// elect returns the owner of the VIP among these nodes, "" if there is none. Nil: among all. If owners are
+// elect returns the owner of the VIP among these nodes, which are sorted, "" if there is none. Nil: among all. If owners are
 // kept, it is the node that claims the VIP. If several nodes claim it, one of them is elected: the claims are
 // not up to date, a partition has just ended, or the nodes claim other VIPs of the same bucket.
-func (b *ballot) elect(addr netip.Addr, among map[string]bool) string {
+func (b *ballot) elect(addr netip.Addr, among []string) string {
 	if len(b.claimants) > 0 {
 		claimants := b.claimants[report.Bucket(addr)]
 		if among != nil {
-			claimants = maps.Clone(claimants)
-			maps.DeleteFunc(claimants, func(name string, _ bool) bool { return !among[name] })
+			claimants = common(claimants, among)
 		}
 		if len(claimants) > 0 {
 			if owner := b.firstOf(addr, claimants); owner != "" {
@@ -42,7 +41,7 @@ func (b *ballot) elect(addr netip.Addr, among map[string]bool) string {
 }
 
 // firstOf returns the owner of the VIP in the first tier that has one of these nodes. Nil: of all nodes.
-func (b *ballot) firstOf(addr netip.Addr, among map[string]bool) string {
+func (b *ballot) firstOf(addr netip.Addr, among []string) string {
 	for _, t := range b.tiers {
 		if owner := t.OwnerAmong(addr, among); owner != "" {
 			return owner
@@ -81,20 +80,17 @@ func (b *ballot) electorate(weight int, nodes map[string]bool) *rendezvous.Elect
 	return rendezvous.New(nodes)
 }
 
-// readClaims returns the nodes that claim a bucket, by bucket.
-func (s *scope) readClaims() map[uint16]map[string]bool {
-	claimants := map[uint16]map[string]bool{}
-	for name := range s.candidates {
+// readClaims returns the nodes that claim a bucket, sorted, by bucket.
+func (s *scope) readClaims() map[uint16][]string {
+	claimants := map[uint16][]string{}
+	for _, name := range slices.Sorted(maps.Keys(s.candidates)) {
 		claims := s.Nodes[name].Claims
 		if claims == (report.Claims{}) {
 			continue
 		}
 		for b := range report.Buckets {
 			if claims.Has(b) {
-				if claimants[b] == nil {
-					claimants[b] = map[string]bool{}
-				}
-				claimants[b][name] = true
+				claimants[b] = append(claimants[b], name)
 			}
 		}
 	}

@@ -115,7 +115,7 @@ func advertised(s plan.Snapshot, node string, a config.Advertisement) (peers []s
 		serving, accepted := false, true
 		for _, svc := range s.Services {
 			if slices.Contains(svc.VIPs, vip) && svc.Serving {
-				serving, accepted = true, accepted && (!svc.Local || svc.ServingNodes[node])
+				serving, accepted = true, accepted && (!svc.Local || slices.Contains(svc.ServingNodes, node))
 			}
 		}
 		covered[vip] = serving && accepted && announces(s, node) && !(n.Sick && healthier(s, node, vip))
@@ -145,7 +145,7 @@ func healthier(s plan.Snapshot, node string, vip netip.Addr) bool {
 	}
 	for other, n := range s.Nodes {
 		accepted := !slices.ContainsFunc(s.Services, func(svc plan.Service) bool {
-			return slices.Contains(svc.VIPs, vip) && svc.Serving && svc.Local && !svc.ServingNodes[other]
+			return slices.Contains(svc.VIPs, vip) && svc.Serving && svc.Local && !slices.Contains(svc.ServingNodes, other)
 		})
 		if other == node || n.Sick || !accepted || !announces(s, other) {
 			continue

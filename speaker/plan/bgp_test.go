@@ -92,7 +92,7 @@ var routedStories = map[string]func(*story){
 		s.wantHeard(vip, "n1", "tor-a", "tor-b")
 		s.wantHeard(vip, "n3")
 		s.wantSilent("n3", vip, plan.NoLocalEndpoint)
-		delete(s.Services[0].ServingNodes, "n1")
+		s.Services[0].ServingNodes = []string{"n2"}
 		s.wantHeard(vip, "n1")
 		s.service("default/dns", "n3").Local = true // shares the IPv4 address
 		s.wantHeard(vip, "n2")
@@ -378,7 +378,7 @@ func TestRoutesOfSickNodes(t *testing.T) {
 		s.Services[i].Local = true
 	}
 	assert.NotContains(t, s.bgp("n1").VIPs, vip)
-	s.Services[0].ServingNodes = map[string]bool{"n1": true}
+	s.Services[0].ServingNodes = []string{"n1"}
 	s.wantHeard(vip, "n1", "tor-a", "tor-b")
 }
 

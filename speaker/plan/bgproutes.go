@@ -122,7 +122,7 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 		silence = silent(NotPermitted)
 	case r.obstacle != "":
 		silence = silent(r.obstacle)
-	case demand.local != nil && !demand.local[r.node]:
+	case !demand.acceptedBy(r.node):
 		silence = silent(NoLocalEndpoint)
 	case r.servedByHealthy(d, demand):
 		silence = silent(SpeakerNotReady)
@@ -167,7 +167,7 @@ func (r *router) servedByHealthy(d *domain, demand vip) bool {
 		announces := func(o *offer) bool {
 			return o.BGP.NodeSelector.Matches(n.labels) && slices.ContainsFunc(n.peers, o.BGP.AdvertisesTo)
 		}
-		if (demand.local == nil || demand.local[name]) && slices.ContainsFunc(d.offers, announces) {
+		if demand.acceptedBy(name) && slices.ContainsFunc(d.offers, announces) {
 			return true
 		}
 	}

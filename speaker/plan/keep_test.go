@@ -24,15 +24,17 @@ type gathering struct {
 	// What each has heard: who is up, and what those claim.
 	heard  map[string]map[string]report.Claims
 	config *config.Config
-	local  map[string]bool // nodes with endpoints of the last VIP, which has policy Local
+	local  []string // nodes with endpoints of the last VIP, which has policy Local
 }
 
 func drawGathering(t *rapid.T) *gathering {
 	g := &gathering{t: t, up: map[string]bool{}, own: map[string]report.Claims{},
-		heard: map[string]map[string]report.Claims{}, local: map[string]bool{}}
+		heard: map[string]map[string]report.Claims{}, local: []string{}}
 	for i := range rapid.IntRange(2, 5).Draw(t, "nodes") {
 		g.names = append(g.names, fmt.Sprint("n", i))
-		g.local[g.names[i]] = rapid.Bool().Draw(t, "endpoint")
+		if rapid.Bool().Draw(t, "endpoint") {
+			g.local = append(g.local, g.names[i])
+		}
 	}
 	taken := map[uint16]bool{}
 	for i := range 12 { // in buckets of their own: see Claims

@@ -131,10 +131,13 @@ func (v *view) poolOf(addr netip.Addr) *config.Pool {
 type vip struct {
 	// serving is set when an endpoint of one of the Services takes traffic.
 	serving bool
-	// local are the nodes that have endpoints of every Service with policy Local. Nil: no Service
+	// local are the nodes that have endpoints of every Service with policy Local, sorted. Nil: no Service
 	// has that policy.
-	local map[string]bool
+	local []string
 }
+
+// acceptedBy reports whether the node has the endpoints that policy Local asks for.
+func (v vip) acceptedBy(node string) bool { return v.local == nil || contained(v.local, node) }
 
 // with adds a Service to those that share the VIP.
 func (v vip) with(e Endpoints, local bool) vip {
@@ -147,14 +150,10 @@ func (v vip) with(e Endpoints, local bool) vip {
 	case v.local == nil:
 		v.local = e.ServingNodes
 		if v.local == nil {
-			v.local = map[string]bool{}
+			v.local = []string{}
 		}
 	default:
-		both := map[string]bool{}
-		for node, ok := range v.local {
-			both[node] = ok && e.ServingNodes[node]
-		}
-		v.local = both
+		v.local = common(v.local, e.ServingNodes)
 	}
 	return v
 }

@@ -58,9 +58,9 @@ type Service struct {
 	Local bool
 	// Serving is set when some endpoint of the Service takes traffic.
 	Serving bool
-	// ServingNodes are the nodes that have an endpoint that takes traffic:
-	// a ready one, or a serving one when all are terminating.
-	ServingNodes map[string]bool
+	// ServingNodes are the nodes that have an endpoint that takes traffic, sorted, with policy Local: a ready one, or a
+	// serving one when all are terminating.
+	ServingNodes []string
 	// IPv6 are the endpoints of IPv6 VIPs, because an endpoint serves one family. Nil: they are the
 	// same as those of IPv4 VIPs.
 	IPv6 *Endpoints
@@ -81,8 +81,28 @@ type Service struct {
 // Endpoints are the endpoints of a Service for one family; see Service.
 type Endpoints struct {
 	Serving      bool
-	ServingNodes map[string]bool
+	ServingNodes []string
 	Backends     []Backend
+}
+
+// ServesOn reports whether the node has an endpoint that takes traffic, with policy Local.
+func (e Endpoints) ServesOn(node string) bool { return contained(e.ServingNodes, node) }
+
+// common returns the names that are in both lists, which are sorted. It is never nil.
+func common(a, b []string) []string {
+	both := []string{}
+	for _, name := range a {
+		if contained(b, name) {
+			both = append(both, name)
+		}
+	}
+	return both
+}
+
+// contained reports whether the name is one of these, which are sorted.
+func contained(names []string, name string) bool {
+	_, found := slices.BinarySearch(names, name)
+	return found
 }
 
 // EndpointsAt returns the endpoints for the VIP.

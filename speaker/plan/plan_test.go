@@ -63,10 +63,7 @@ func newStory(t *testing.T) *story {
 }
 
 func (s *story) service(name string, endpoints ...string) *plan.Service {
-	svc := plan.Service{Name: name, VIPs: []netip.Addr{vip}, Serving: len(endpoints) > 0, ServingNodes: map[string]bool{}}
-	for _, n := range endpoints {
-		svc.ServingNodes[n] = true
-	}
+	svc := plan.Service{Name: name, VIPs: []netip.Addr{vip}, Serving: len(endpoints) > 0, ServingNodes: slices.Sorted(slices.Values(endpoints))}
 	s.Services = append(s.Services, svc)
 	return &s.Services[len(s.Services)-1]
 }
@@ -140,7 +137,7 @@ var stories = map[string]func(*story){
 		s.Services[0].Local = true
 		s.wantOwner(vip, "n1", "n2")
 		s.wantSilent("n3", vip, plan.NoLocalEndpoint)
-		delete(s.Services[0].ServingNodes, "n1")
+		s.Services[0].ServingNodes = []string{"n2"}
 		s.wantOwner(vip, "n2")
 	},
 	"a leased VIP is announced by the advertisements of its pool, on the interface of the pool": func(s *story) {
@@ -169,7 +166,7 @@ var stories = map[string]func(*story){
 	},
 	"each family goes by its own endpoints": func(s *story) {
 		s.Services[0].Local = true
-		s.Services[0].IPv6 = &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{"n3": true}}
+		s.Services[0].IPv6 = &plan.Endpoints{Serving: true, ServingNodes: []string{"n3"}}
 		s.wantOwner(vip, "n1", "n2")
 		s.wantOwner(vip6, "n3")
 		s.wantSilent("n1", vip6, plan.NoLocalEndpoint)
@@ -360,7 +357,7 @@ var stories = map[string]func(*story){
 		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n2", "n3")
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n1", vip, plan.NodeNotSelected)
-		s.Services[0].Local, s.Services[0].ServingNodes = true, map[string]bool{"n3": true}
+		s.Services[0].Local, s.Services[0].ServingNodes = true, []string{"n3"}
 		s.wantOwner(vip, "n3")
 		s.wantSilent("n2", vip, plan.NoLocalEndpoint)
 	},

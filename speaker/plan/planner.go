@@ -250,7 +250,7 @@ func (p *Planner) Why(vip netip.Addr, node string) Reason {
 // Serves reports whether the node forwards the VIP: it has endpoints of all Services with policy Local there.
 func (p *Planner) Serves(vip netip.Addr, node string) bool {
 	demand, _ := p.view.demand(vip)
-	return demand.serving && (demand.local == nil || demand.local[node])
+	return demand.serving && demand.acceptedBy(node)
 }
 
 // exists reports whether a Service has the VIP.
@@ -300,7 +300,7 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 // equal reports whether the two are the same for the plan.
 func (s *Service) equal(t *Service) bool {
 	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) &&
-		maps.Equal(s.Leases, t.Leases) && maps.Equal(s.ServingNodes, t.ServingNodes) &&
+		maps.Equal(s.Leases, t.Leases) && slices.Equal(s.ServingNodes, t.ServingNodes) &&
 		reflect.DeepEqual(s.IPv6, t.IPv6) &&
 		slices.Equal(s.Backends, t.Backends) && slices.Equal(s.Ports, t.Ports) && s.ByClient == t.ByClient && s.Seed == t.Seed &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr

@@ -154,7 +154,7 @@ func large(nodes int) plan.Snapshot {
 	for i := range 10_000 {
 		s.Services = append(s.Services, plan.Service{
 			Name: fmt.Sprint("default/", i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})},
-			Local: i%2 == 0, Serving: true, ServingNodes: map[string]bool{fmt.Sprint("n", i%nodes): true, fmt.Sprint("n", i%(nodes-1)): true},
+			Local: i%2 == 0, Serving: true, ServingNodes: sorted(fmt.Sprint("n", i%nodes), fmt.Sprint("n", i%(nodes-1))),
 		})
 	}
 	return s
@@ -243,7 +243,7 @@ func direct(nodes int) plan.Snapshot {
 		svc := &s.Services[i]
 		svc.Ports = []plan.Port{{Protocol: 6, Number: 80}}
 		svc.Limit = plan.Limit{PerSecond: 1000, Ports: svc.Ports}
-		for _, name := range slices.Sorted(maps.Keys(svc.ServingNodes)) {
+		for _, name := range svc.ServingNodes {
 			svc.Backends = append(svc.Backends, plan.Backend{Node: name, Open: 1})
 		}
 	}
@@ -284,7 +284,7 @@ func benchmarkPlan(b *testing.B, name string, s plan.Snapshot) {
 		p.Put(service)
 	})
 	local := s.Services[0]
-	elsewhere := []map[string]bool{{"n0": true, "n20": true}, {"n0": true, "n21": true}}
+	elsewhere := [][]string{{"n0", "n20"}, {"n0", "n21"}}
 	run("endpoint on another node", false, func(i int) {
 		local.ServingNodes = elsewhere[i%2]
 		p.Put(local)
@@ -422,7 +422,7 @@ func TestPlannerHearsOfEndpointsOfIPv6Alone(t *testing.T) {
 	p.Set(s.Config, s.Nodes, s.Speakers)
 	for _, on := range []string{"n3", "n1", "n3"} {
 		web := s.Services[0] // has IPv4 endpoints on n1 and n2
-		web.Local, web.IPv6 = true, &plan.Endpoints{Serving: true, ServingNodes: map[string]bool{on: true}}
+		web.Local, web.IPv6 = true, &plan.Endpoints{Serving: true, ServingNodes: []string{on}}
 		p.Put(web)
 		require.True(t, p.Stale())
 		p.Update()
@@ -433,3 +433,5 @@ func TestPlannerHearsOfEndpointsOfIPv6Alone(t *testing.T) {
 		require.False(t, p.Stale())
 	}
 }
+
+func sorted(names ...string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }

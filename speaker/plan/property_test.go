@@ -89,7 +89,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		s.Nodes[name] = n
 	}
 	for i := range rapid.IntRange(0, 20).Draw(t, "services") {
-		svc := plan.Service{Name: fmt.Sprint("default/", i), Local: some("local"), Serving: some("serving"), ServingNodes: map[string]bool{}}
+		svc := plan.Service{Name: fmt.Sprint("default/", i), Local: some("local"), Serving: some("serving")}
 		if some("labelled") {
 			svc.Labels = map[string]string{"on": fmt.Sprint(i % 3)}
 		}
@@ -98,7 +98,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		}
 		for _, n := range names {
 			if svc.Serving && some("endpoint") {
-				svc.ServingNodes[n] = true
+				svc.ServingNodes = append(svc.ServingNodes, n)
 				svc.Backends = append(svc.Backends, plan.Backend{Node: n, Open: 1 + i%3})
 			}
 		}
@@ -221,7 +221,9 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 	for _, blind := range []bool{false, true} { // the blind and the sick only if there is nobody else
 		heaviest := 0
 		for name := range selected {
-			accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving && svc.Local && !svc.ServingNodes[name] })
+			accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool {
+				return svc.Serving && svc.Local && !slices.Contains(svc.ServingNodes, name)
+			})
 			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || s.Nodes[name].Sick) && !blind {
 				continue
 			}

@@ -45,7 +45,7 @@ func (s *scope) reason(node, owner string, v vip) Reason {
 		return NetworkUnavailable
 	case c.unplugged, c.apart:
 		return LinkDown
-	case v.local != nil && !v.local[node]:
+	case !v.acceptedBy(node):
 		return NoLocalEndpoint
 	case !s.Speakers[node], n.impaired():
 		return SpeakerNotReady

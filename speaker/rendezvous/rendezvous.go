@@ -121,10 +121,14 @@ func (v *voters) electorate(nodes map[string]bool) *Electorate {
 // Owner returns the node that owns the address, or "" when no node is able.
 func (e *Electorate) Owner(vip netip.Addr) string { return e.OwnerAmong(vip, nil) }
 
-// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint. Nil: all nodes. It
+// OwnerAmong is Owner with the choice restricted to some nodes, such as those with a local endpoint: sorted names. Nil: all nodes. It
 // returns the first node in the address's order that is able.
-func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
-	may := func(i int32) bool { return i != nobody && e.able[i] && (nodes == nil || nodes[e.names[i]]) }
+func (e *Electorate) OwnerAmong(vip netip.Addr, nodes []string) string {
+	chosen := func(name string) bool {
+		_, found := slices.BinarySearch(nodes, name)
+		return found || nodes == nil
+	}
+	may := func(i int32) bool { return i != nobody && e.able[i] && chosen(e.names[i]) }
 	block, offset := place(vip)
 	owner := e.decide(block, offset+1).owners[offset]
 	if owner != nobody && !may(owner) {
@@ -144,7 +148,7 @@ func (e *Electorate) OwnerAmong(vip netip.Addr, nodes map[string]bool) string {
 			offer(int32(i))
 		}
 	}
-	for name := range nodes {
+	for _, name := range nodes {
 		if i, known := e.index[name]; known {
 			offer(i)
 		}

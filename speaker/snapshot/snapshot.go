@@ -145,10 +145,8 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 	if local { // otherwise the nodes are not needed
 		delete(ready, "")
 		delete(all, "")
-		at.ServingNodes = map[string]bool{}
-		for n := range ready {
-			at.ServingNodes[n] = true
-		}
+		at.ServingNodes = sorted(slices.Collect(maps.Keys(ready)))
+		at.Backends = slices.Grow(at.Backends, len(all))
 		for _, n := range slices.Sorted(maps.Keys(all)) {
 			at.Backends = append(at.Backends, plan.Backend{Node: n, Open: ready[n], Draining: all[n] - ready[n]})
 		}

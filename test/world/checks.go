@@ -414,7 +414,7 @@ func (c *checks) couldServe(vip netip.Addr) (nodes uint64) {
 		for _, n := range c.nodes {
 			switch mask := uint64(1) << n.id; {
 			case nodes&mask == 0:
-			case !now.Serving || now.Local && !now.ServingNodes[n.name]:
+			case !now.Serving || now.Local && !now.EndpointsAt(vip).ServesOn(n.name):
 				nodes &^= mask
 			case slices.Contains(c.serviceIn(n.watch.seen, name).VIPs, vip):
 				knows |= mask
