@@ -187,15 +187,21 @@ func (s *story) openGuide(name, not string, replace ...string) *guide {
 	require.NoError(s, err)
 	file := filepath.Join(g.clone, "values.json")
 	require.NoError(s, os.WriteFile(file, raw, 0o600))
-	// The lab's helm is built without the version of Kubernetes that a release of helm has.
-	g.inTheLab = strings.NewReplacer(append(replace, "--create-namespace", "--create-namespace --values "+file,
-		"helm template", "helm template --kube-version 1.31.0")...)
+	// The lab's namespace is there already, and stays for other stories. The lab's helm is built without the version of
+	// Kubernetes that a release of helm has.
+	replace = append(replace, "kubectl create namespace", "kubectl get namespace", "helm install", "helm install --values "+file,
+		"helm template", "helm template --kube-version 1.31.0")
+	g.inTheLab = strings.NewReplacer(replace...)
 	return g
 }
 
 // installBeside installs Lodestone without pools beside the other load balancer.
 func (g *guide) installBeside(service string) {
 	g.Helper()
+	g.afterwards(func() { // as the lab has it
+		_, err := g.Lab.Kubectl(g.ctx, "label", "namespace", lodestone.Namespace, "pod-security.kubernetes.io/enforce-")
+		require.NoError(g, err)
+	})
 	g.follow("2. Install beside it")
 	g.eventually("lodestone status shows that all is ready", func() error {
 		out, _, err := g.CLI(g.ctx, "", "status") // warns of Services without pools
