@@ -60,7 +60,7 @@ var stories = []story{
 		"None of the 50 IPv4 addresses of pool lan is free: the next Service that needs one waits."},
 	{"ServicesPending", of{`lodestone_services_refused{reason="PoolExhausted"}`: "2x20 0x40"}, "3m", "10m", "30m",
 		of{"reason": "PoolExhausted"},
-		"2 Services have no address that works: PoolExhausted."},
+		"2 Services have no address from a pool, keep another one than they ask for, or have one that is not announced: PoolExhausted."},
 	{"ServicesStranded", of{`lodestone_services{state="stranded"}`: "7x40 0x60", `lodestone_services{state="allocated"}`: "9x100"}, "20m",
 		"35m", "50m", nil,
 		"7 Services keep addresses that have left their pools."},
