@@ -22,12 +22,20 @@ app.kubernetes.io/component: {{ . }}
 {{ .root.Values.image.registry }}/{{ .values.repository }}{{ with .values.digest }}@{{ . }}{{ else }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
+{{- define "lodestone.ownConfigMap" -}}
+lodestone-config
+{{- end }}
+
 {{- define "lodestone.configMap" -}}
-{{ .Values.existingConfigMap | default "lodestone-config" }}
+{{ .Values.existingConfigMap | default (include "lodestone.ownConfigMap" .) }}
+{{- end }}
+
+{{- define "lodestone.ownMembershipSecret" -}}
+lodestone-membership
 {{- end }}
 
 {{- define "lodestone.membershipSecret" -}}
-{{ .Values.membership.existingSecret | default "lodestone-membership" }}
+{{ .Values.membership.existingSecret | default (include "lodestone.ownMembershipSecret" .) }}
 {{- end }}
 
 {{/* Names of the Secrets with passwords of BGP peers, as JSON: those listed, and those that the
@@ -46,11 +54,15 @@ configuration names. The controller reports what is wrong with the configuration
 {{- $names | uniq | sortAlpha | toJson }}
 {{- end }}
 
-{{/* Refuses to go on with an object of this release as one that somebody else keeps: the upgrade would delete it. */}}
+{{/* Refuses an upgrade with an object that has the name of the chart's own and that somebody else is to keep. If the last revision
+has it, Helm deletes it. The object does not show that: one that was deleted and made again has none of Helm's annotations. */}}
 {{- define "lodestone.refuseOwn" -}}
+{{- if and .root.Release.IsUpgrade (eq .name .own) }}
 {{- $annotations := dig "metadata" "annotations" dict (lookup "v1" .kind .root.Release.Namespace .name) }}
-{{- if and (eq (get $annotations "meta.helm.sh/release-name") .root.Release.Name) (ne (get $annotations "helm.sh/resource-policy") "keep") }}
-{{- fail (printf "%s: %s %s is this release's own, and the upgrade would delete it: name a copy, or annotate it with helm.sh/resource-policy=keep first" .value .kind .name) }}
+{{- if ne (get $annotations "helm.sh/resource-policy") "keep" }}
+{{- $cure := "name a copy, or annotate it with helm.sh/resource-policy=keep first" }}
+{{- fail (printf "%s: %s %s has the name of the release's own, and the upgrade would delete that: %s" .value .kind .name $cure) }}
+{{- end }}
 {{- end }}
 {{- end }}
 

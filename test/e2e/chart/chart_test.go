@@ -9,6 +9,8 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -235,6 +237,64 @@ func TestBadValuesAreRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An upgrade with a Secret or a ConfigMap that has the name of the chart's own would delete it, unless Helm keeps it. An object that
+// was made by hand in place of the chart's has none of Helm's annotations, and is deleted as well.
+func TestUpgradesDoNotDeleteWhatTheyName(t *testing.T) {
+	const keep = `"annotations": {"helm.sh/resource-policy": "keep"}`
+	const installed = `"annotations": {"meta.helm.sh/release-name": "lodestone", "meta.helm.sh/release-namespace": "lodestone-system"}`
+	for _, value := range []struct{ key, path, own string }{
+		{"membership.existingSecret", "secrets", "lodestone-membership"},
+		{"existingConfigMap", "configmaps", "lodestone-config"},
+	} {
+		for _, test := range []struct {
+			title, name, metadata string
+			upgrade, refused      bool
+		}{
+			{"the chart's", value.own, installed, true, true},
+			{"made by hand", value.own, `"labels": {}`, true, true},
+			{"not there", value.own, "", true, true},
+			{"kept", value.own, keep, true, false},
+			{"a copy with all that the chart's has", "mine", installed, true, false},
+			{"the first installation", value.own, `"labels": {}`, false, false},
+		} {
+			t.Run(value.key+"/"+test.title, func(t *testing.T) {
+				flags := []string{"--dry-run=server", "--kube-apiserver=" + apiServer(t, value.path+"/"+test.name, test.metadata),
+					"--set=" + value.key + "=" + test.name}
+				if test.upgrade {
+					flags = append(flags, "--is-upgrade")
+				}
+				_, err := template(t, flags...)
+				if refused := err != nil && strings.Contains(err.Error(), "has the name of the release's own"); refused != test.refused ||
+					err != nil && !refused {
+					t.Errorf("err = %v, want it refused: %v", err, test.refused)
+				}
+			})
+		}
+	}
+}
+
+// apiServer is an API server with one object of the namespace, or without it if it has no metadata, and returns its address.
+func apiServer(t *testing.T, object, metadata string) string {
+	t.Helper()
+	answers := map[string]string{"/api/v1": `{"kind": "APIResourceList", "groupVersion": "v1", "resources": [
+		{"name": "secrets", "namespaced": true, "kind": "Secret"}, {"name": "configmaps", "namespaced": true, "kind": "ConfigMap"}]}`}
+	if kind, name, _ := strings.Cut(object, "/"); metadata != "" {
+		answers["/api/v1/namespaces/lodestone-system/"+object] = fmt.Sprintf(`{"apiVersion": "v1", "kind": %q, "metadata": {"name": %q, %s}}`,
+			map[string]string{"secrets": "Secret", "configmaps": "ConfigMap"}[kind], name, metadata)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer, found := answers[r.URL.Path]
+		if !found {
+			w.WriteHeader(http.StatusNotFound)
+			answer = `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}`
+		}
+		fmt.Fprint(w, answer)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
 }
 
 // TestEveryValueIsDescribed compares values.yaml with the schema, key by key.

@@ -42,10 +42,6 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 			s.oneAnswerer(vip)
 		}
 	}
-	for _, set := range []string{"membership.existingSecret=lodestone-membership", "existingConfigMap=" + lodestone.ConfigMap} {
-		err := s.Upgrade(s.ctx, s.Lab.Chart(), "--set="+set)
-		require.ErrorContains(t, err, "is this release's own, and the upgrade would delete it")
-	}
 	s.own()
 	there := true
 	s.afterwards(func() { // whatever happened, the next story finds what it knows
@@ -54,6 +50,10 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 		}
 		s.ConfigMapName = lodestone.ConfigMap
 	})
+	for _, set := range []string{"membership.existingSecret=lodestone-membership", "existingConfigMap=" + lodestone.ConfigMap} {
+		err := s.Upgrade(s.ctx, s.Lab.Chart(), "--set="+set)
+		require.ErrorContains(t, err, "has the name of the release's own, and the upgrade would delete that")
+	}
 	rolls(func() error {
 		return s.Upgrade(s.ctx, s.nextChart(), "--set=existingConfigMap=own-config", "--set=membership.existingSecret=own-key",
 			"--set=admission.enabled=true", "--set=controller.dhcp.enabled=true",
