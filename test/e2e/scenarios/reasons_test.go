@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // whyNot returns the reason of each node that does not announce the VIP, as
@@ -40,6 +42,36 @@ func (s *story) isSilent(service, node, reason string) {
 			err = fmt.Errorf("the reasons are %v", reasons)
 		}
 		return err
+	})
+}
+
+// hasEndpoint waits until Kubernetes has an endpoint of the Service that takes traffic. Before that no other reason counts.
+func (s *story) hasEndpoint(service string) {
+	s.Helper()
+	s.eventually("Service "+service+" has an endpoint that takes traffic", func() error {
+		list, err := s.Kube.DiscoveryV1().EndpointSlices(s.namespace).List(s.ctx,
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+		if err != nil {
+			return err
+		}
+		var endpoints []discoveryv1.Endpoint
+		for _, slice := range list.Items {
+			endpoints = append(endpoints, slice.Endpoints...)
+		}
+		for _, endpoint := range endpoints {
+			if ready := endpoint.Conditions.Ready; ready == nil || *ready {
+				return nil
+			}
+		}
+		pods, err := s.Kube.CoreV1().Pods(s.namespace).List(s.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var found []string
+		for _, pod := range pods.Items {
+			found = append(found, fmt.Sprintf("%s on %s: %+v", pod.Name, pod.Spec.NodeName, pod.Status.Conditions))
+		}
+		return fmt.Errorf("%d EndpointSlices with %+v; the pods are %q", len(list.Items), endpoints, found)
 	})
 }
 
@@ -87,6 +119,9 @@ peers:
 		s.service(name, options...)
 	}
 	s.allAssigned()
+	for _, service := range []string{"plain", "local", "chosen", "preferred", "picky", "elsewhere", "near", "far"} {
+		s.hasEndpoint(service)
+	}
 
 	s.isSilent("plain", "spare", "SpeakerNotReady")
 	s.isSilent("plain", "excluded", "NodeExcluded")
