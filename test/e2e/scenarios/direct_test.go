@@ -451,8 +451,12 @@ func TestServicesWithDirectForwarding(t *testing.T) {
 
 	for ranges, serves := range map[string]bool{"192.0.2.0/24": false, s.Lab.Addresses(lab.Client)[0].String() + "/32": true} {
 		s.change("web", func(svc *corev1.Service) { svc.Spec.LoadBalancerSourceRanges = []string{ranges} })
+		timeout := 300 * time.Millisecond // of those that are to be dropped
+		if serves {
+			timeout = 5 * time.Second
+		}
 		s.eventually("the source ranges hold on all nodes", func() error {
-			if accepted := s.connections(vip, 20, 300*time.Millisecond); (accepted == 20) != serves || (accepted == 0) == serves {
+			if accepted := s.connections(vip, 20, timeout); (accepted == 20) != serves || (accepted == 0) == serves {
 				return fmt.Errorf("%d of 20 connections from the client are accepted with the ranges %s", accepted, ranges)
 			}
 			return nil
