@@ -63,7 +63,8 @@ func newStory(t *testing.T) *story {
 }
 
 func (s *story) service(name string, endpoints ...string) *plan.Service {
-	svc := plan.Service{Name: name, VIPs: []netip.Addr{vip}, Serving: len(endpoints) > 0, ServingNodes: slices.Sorted(slices.Values(endpoints))}
+	svc := plan.Service{Name: name, VIPs: []netip.Addr{vip}, Serving: len(endpoints) > 0,
+		ServingNodes: slices.Sorted(slices.Values(endpoints))}
 	s.Services = append(s.Services, svc)
 	return &s.Services[len(s.Services)-1]
 }
