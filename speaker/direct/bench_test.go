@@ -35,7 +35,7 @@ func BenchmarkTable(b *testing.B) {
 func BenchmarkChange(b *testing.B) {
 	for _, policy := range []string{"Cluster", "Local"} {
 		for _, n := range []int{10, 100} {
-			for _, change := range []string{"first", "node", "service", "verify"} {
+			for _, change := range []string{"first", "node", "service", "verify", "unchanged"} {
 				b.Run(fmt.Sprintf("policy=%s/nodes=%d/%s", policy, n, change), func(b *testing.B) { benchmarkChange(b, policy, n, change) })
 			}
 		}
@@ -93,6 +93,9 @@ func benchmarkChange(b *testing.B, policy string, n int, change string) {
 				d.have, d.shortcut.have = [2]*ruleset{}, [2]*ruleset{}
 			case change == "verify":
 				d.verify(true)
+				continue
+			case change == "unchanged":
+				d.verify(false)
 				continue
 			case change == "node" && i%2 == 0:
 				want.Services = drains

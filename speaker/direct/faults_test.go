@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"regexp"
@@ -358,6 +359,43 @@ func TestIPVS(t *testing.T) {
 	w.until(func() bool { return n.director.Status().Err != nil }, func() any { return n.log })
 	w.setOn("n1", nil) // without an error
 	require.Empty(t, n.director.View().Services, "nothing is switched off where nothing was handed over")
+}
+
+// Elements are compared with those of the kernel when a program has changed something in nftables, and with each
+// refresh of the guard.
+func TestElementsAreComparedAfterAChange(t *testing.T) {
+	t.Parallel()
+	host, d := alone(t)
+	var log testnet.Log
+	d.Log = slog.New(slog.NewTextHandler(&log, nil))
+	take := func() {
+		d.take(plan.Forwarding{Services: map[plan.LimitKey]plan.Direct{{VIP: vip4, Service: "default/web"}: {Ports: web, Backends: some("n1")}}})
+		require.NoError(t, d.err)
+	}
+	// notices reports whether verify notices that the kernel has one element less than it should.
+	notices := func(refresh bool) bool {
+		of := d.have[0].hardware
+		of["invented"] = true
+		d.verify(refresh)
+		delete(of, "invented")
+		found := d.have[0] == nil
+		take()
+		d.verify(false)
+		return found
+	}
+	require.NoError(t, host.Do(func() error {
+		take()
+		require.True(t, notices(false), "its own changes count, too")
+		require.False(t, notices(false), "nothing has changed")
+		require.True(t, notices(true))
+		require.False(t, notices(false), "nothing has changed")
+		return nil
+	}))
+	host.Run("nft", "add", "table", "ip", "another")
+	require.NoError(t, host.Do(func() error {
+		require.True(t, notices(false), "another program has changed something")
+		return nil
+	}))
 }
 
 // Rules that another program has changed are removed, too, if the node can have none from then on.

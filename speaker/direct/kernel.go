@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/nft"
@@ -505,9 +507,35 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 	return hops
 }
 
-// sound reports whether the table still has its chains and elements: another program may have
-// flushed it, or restored older ones. Elements of buckets are not checked, as they are many.
-func (k kernel) sound(f *family, want *ruleset) (bool, error) {
+// generation returns a number that changes with each change of tables, chains, rules and elements of nftables by a program.
+func generation() (uint32, error) {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	request.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
+	answers, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the generation of nftables: %w", err)
+	}
+	for _, answer := range answers {
+		if len(answer) < nl.SizeofNfgenmsg {
+			continue
+		}
+		attributes, err := netlink.NewAttributeDecoder(answer[nl.SizeofNfgenmsg:])
+		if err != nil {
+			continue
+		}
+		attributes.ByteOrder = binary.BigEndian
+		for attributes.Next() {
+			if attributes.Type() == unix.NFTA_GEN_ID {
+				return attributes.Uint32(), attributes.Err()
+			}
+		}
+	}
+	return 0, errors.New("ask for the generation of nftables: no answer has one")
+}
+
+// sound reports whether the table still has its chains, and if elements is set, its elements: another program may have
+// flushed it, or restored older ones. A chain also goes with its interface. Elements of buckets are not checked, as they are many.
+func (k kernel) sound(f *family, want *ruleset, elements bool) (bool, error) {
 	table, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
 	if err != nil {
 		return false, nil // there is none
@@ -530,6 +558,9 @@ func (k kernel) sound(f *family, want *ruleset) (bool, error) {
 		if len(rules) != 1 {
 			return false, nil
 		}
+	}
+	if !elements {
+		return true, nil
 	}
 	for i, set := range []struct {
 		size int
