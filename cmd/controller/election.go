@@ -26,6 +26,8 @@ type election struct {
 	health  *leaderelection.HealthzAdaptor
 	// term is for how long this process certainly has the lease.
 	term *leader.Term
+	// fence holds back the writes of this process, but not those of the election.
+	fence *leader.Fence
 	// won is closed when this process leads, ended when it does not any more.
 	won, ended chan struct{}
 	// ctx is the election's: it outlives the tasks of the leader.
@@ -44,17 +46,20 @@ func identity() string {
 	return name + "_" + uuid.NewString()
 }
 
-// termOf returns the term of a process that has not stood for election.
-func termOf(lease, renewal time.Duration) *leader.Term {
-	return leader.NewTerm(lease, leader.Margin(lease, renewal, servicelb.PatchTimeout))
+// unelected returns the election of a process that has not stood for it.
+func unelected(lease, renewal time.Duration) *election {
+	margin := leader.Margin(lease, renewal, servicelb.PatchTimeout)
+	e := &election{term: leader.NewTerm(lease, margin), health: leaderelection.NewLeaderHealthzAdaptor(lease),
+		won: make(chan struct{}), ended: make(chan struct{})}
+	e.fence = leader.NewFence(e.holds, min(servicelb.PatchTimeout, margin))
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	return e
 }
 
 // newElection takes the election over from the framework.
 func newElection(c *config.CompletedConfig) (*election, error) {
 	by := c.ComponentConfig.Generic.LeaderElection
-	e := &election{term: termOf(by.LeaseDuration.Duration, by.RenewDeadline.Duration),
-		health: leaderelection.NewLeaderHealthzAdaptor(by.LeaseDuration.Duration), won: make(chan struct{}), ended: make(chan struct{})}
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e := unelected(by.LeaseDuration.Duration, by.RenewDeadline.Duration)
 	if !by.LeaderElect {
 		return e, nil
 	}
@@ -113,8 +118,9 @@ func (e *election) holds() bool {
 	return e.elector == nil || e.elector.IsLeader() && e.term.Holds(time.Now())
 }
 
-// resign gives the lease back, if this process has it.
+// resign gives the lease back, if this process has it, once none of its writes is under way.
 func (e *election) resign() {
+	e.fence.Close()
 	e.term.Resign()
 	e.cancel()
 	<-e.ended

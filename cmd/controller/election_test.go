@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,14 +19,31 @@ import (
 	"github.com/lodestone-lb/lodestone/controller/servicelb"
 )
 
-// A write that the fence lets through is over before another process can lead.
-func TestFenceClosesBeforeTheLeaseEnds(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ lease, renewal time.Duration }{{10 * time.Second, 7 * time.Second}, {15 * time.Second, 10 * time.Second},
-		{60 * time.Second, 40 * time.Second}} {
-		if last := tt.lease - leader.Margin(tt.lease, tt.renewal, servicelb.PatchTimeout); last+servicelb.PatchTimeout > tt.lease {
-			t.Errorf("lease of %s: a write that begins after %s may end after it", tt.lease, last)
-		}
+// hung is an API server that never answers.
+type hung struct{}
+
+func (hung) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// A write that the fence lets through is over before another process can lead, however late it begins and however short
+// the lease is.
+func TestTheLastWriteIsOverBeforeTheLeaseEnds(t *testing.T) {
+	for _, tt := range []struct{ lease, renewal time.Duration }{{4 * time.Second, 3 * time.Second}, {10 * time.Second, 7 * time.Second},
+		{15 * time.Second, 10 * time.Second}, {60 * time.Second, 40 * time.Second}} {
+		synctest.Test(t, func(t *testing.T) {
+			e, granted := unelected(tt.lease, tt.renewal), time.Now()
+			e.term.Granted(granted)
+			for e.term.Holds(time.Now().Add(time.Millisecond)) {
+				time.Sleep(time.Millisecond)
+			}
+			write, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://api", http.NoBody)
+			require.NoError(t, err)
+			_, err = e.fence.Wrap(hung{}).RoundTrip(write) //nolint:bodyclose // there is none
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.LessOrEqual(t, time.Since(granted), tt.lease)
+		})
 	}
 }
 
@@ -83,8 +101,7 @@ const lease, renewal = 15 * time.Second, 10 * time.Second
 // stand has a process stand for election, and returns when it leads.
 func stand(t *testing.T, lock resourcelock.Interface) *election {
 	t.Helper()
-	e := &election{term: termOf(lease, renewal), won: make(chan struct{}), ended: make(chan struct{})}
-	e.ctx, e.cancel = context.WithCancel(t.Context())
+	e := unelected(lease, renewal)
 	var err error
 	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: leader.Lock{Interface: lock, Term: e.term}, Name: "us", ReleaseOnCancel: true,
@@ -119,6 +136,26 @@ func TestALeaseThatIsNotRenewedIsNotHeldToItsEnd(t *testing.T) {
 			e.resign()
 		})
 	}
+}
+
+// A process that is stopped gives the lease back once its last write, which may be one of the framework's, is over.
+func TestTheLeaseIsNotGivenBackDuringAWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lock := &slow{}
+		e := stand(t, lock)
+		write, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://api", http.NoBody)
+		require.NoError(t, err)
+		over := make(chan time.Time, 1)
+		go func() {
+			_, _ = e.fence.Wrap(hung{}).RoundTrip(write) //nolint:bodyclose // there is none
+			over <- time.Now()
+		}()
+		synctest.Wait()
+		e.resign()
+		holder, since := lock.is()
+		assert.Empty(t, holder)
+		assert.False(t, since.Before(<-over))
+	})
 }
 
 // broken is a Lease that cannot be renewed any more.

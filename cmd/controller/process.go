@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net/http"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -28,7 +27,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
-	"github.com/lodestone-lb/lodestone/controller/leader"
 	"github.com/lodestone-lb/lodestone/controller/leaseevents"
 	"github.com/lodestone-lb/lodestone/controller/poolstatus"
 	"github.com/lodestone-lb/lodestone/controller/provider"
@@ -127,13 +125,13 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	err := p.connect(c)
 	p.fatal(err)
 	objects.Share(c.SharedInformers, p.scope.Covers)
-	own := rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name)
-	own.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return leader.Fence{Next: next, Holds: func() bool { return p.election.holds() }}
-	})
-	p.client, err = kubernetes.NewForConfig(own)
-	p.fatal(err)
+	// Not fenced: Events, which are about the past and change nothing, and the election itself.
 	p.events, err = kube.NewRecorder(c.Kubeconfig, "lodestone-controller")
+	p.fatal(err)
+	p.election, err = newElection(c)
+	p.fatal(err)
+	c.Kubeconfig.Wrap(p.election.fence.Wrap) // the framework makes the clients of its controllers from it, too
+	p.client, err = kubernetes.NewForConfig(rest.AddUserAgent(rest.CopyConfig(c.Kubeconfig), servicelb.Name))
 	p.fatal(err)
 	p.config = kube.NewConfigWatcher(p.client, kube.ConfigOptions{
 		Namespace: p.flags.configNamespace, Name: p.flags.configName, Events: p.events, Log: p.log})
@@ -144,8 +142,6 @@ func (p *process) cloud(c *config.CompletedConfig) cloudprovider.Interface {
 	p.leases = pools.New(p.log)
 	p.leaseEvents, err = leaseevents.New(leaseevents.Options{
 		Client: p.client, Namespace: p.flags.configNamespace, Services: c.SharedInformers.Core().V1().Services().Informer(), Events: p.events})
-	p.fatal(err)
-	p.election, err = newElection(c)
 	p.fatal(err)
 	p.fatal(p.serveHTTPS(c))
 	services := c.SharedInformers.Core().V1().Services()

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/cloud-provider/app/config"
+	"k8s.io/controller-manager/pkg/clientbuilder"
 
 	"github.com/lodestone-lb/lodestone/controller/dhcp/pools"
 	"github.com/lodestone-lb/lodestone/controller/leader"
@@ -33,13 +35,14 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/apiclient"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
 
 // The informers of the factory, which the framework's controllers and ours share, keep projections of Services, because
-// whole Services of a few tenants would need more memory than the controller has. Our client writes only while this
-// process certainly leads. The first list of Services is read from etcd and not from the cache of an API server that may
-// lag: the previous leader may just have given addresses.
+// whole Services of a few tenants would need more memory than the controller has. Our client and those of the framework's
+// controllers write only while this process certainly leads, but for the election itself. The first list of Services is read
+// from etcd and not from the cache of an API server that may lag: the previous leader may just have given addresses.
 func TestProcessIsBoundedAndFenced(t *testing.T) {
 	var list bytes.Buffer
 	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), corev1.SchemeGroupVersion)
@@ -47,8 +50,12 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{"example.com/note": "x"}}},
 	}}, &list))
 	var age atomic.Pointer[string]
+	stood := make(chan struct{}, 1)
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
+		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/namespaces/ls/leases"):
+			notify.Wake(stood)
+			http.NotFound(w, r)
 		case r.URL.Path != "/api/v1/services":
 			http.NotFound(w, r)
 		case r.URL.Query().Get("sendInitialEvents") == "true":
@@ -74,11 +81,17 @@ func TestProcessIsBoundedAndFenced(t *testing.T) {
 	elected.LeaseDuration.Duration, elected.RenewDeadline.Duration, elected.RetryPeriod.Duration = 10*time.Second, 7*time.Second, time.Second
 	p.cloud(c)
 
-	short, cancel := context.WithTimeout(t.Context(), 3*leader.Look)
-	defer cancel()
-	_, err := p.client.CoreV1().ConfigMaps("ls").Create(short, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
-		metav1.CreateOptions{})
-	require.ErrorIs(t, err, leader.ErrFenced)
+	nodes := clientbuilder.SimpleControllerClientBuilder{ClientConfig: c.Kubeconfig}.ClientOrDie("node-controller")
+	for _, client := range []kubernetes.Interface{p.client, nodes} {
+		short, cancel := context.WithTimeout(t.Context(), 3*leader.Look)
+		defer cancel()
+		_, err := client.CoreV1().ConfigMaps("ls").Create(short, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
+			metav1.CreateOptions{})
+		require.ErrorIs(t, err, leader.ErrFenced)
+	}
+	p.stand()
+	<-stood
+	p.election.resign()
 
 	informer := c.SharedInformers.Core().V1().Services().Informer()
 	ctx, end := context.WithCancel(t.Context())
