@@ -3,10 +3,13 @@ package kube
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -15,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/tools/reference"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -32,6 +36,10 @@ const (
 	// seconds. client-go's default would drop all for five minutes after 25.
 	eventsOnObject       = 250
 	eventsOnObjectPerSec = 0.1
+	// eventRetry is the time between attempts to write an Event that the API server does not answer, eventTries how many
+	// there are.
+	eventRetry = 10 * time.Second
+	eventTries = 12
 	// normalTurn is the share of normal Events while warnings wait: one in that many. Otherwise warnings without end
 	// would keep all normal Events from being written.
 	normalTurn = 4
@@ -81,6 +89,8 @@ func (r *Recorder) Once(object runtime.Object, eventType, reason, message, id st
 	queue := r.normal
 	if eventType == corev1.EventTypeWarning {
 		queue = r.warnings
+	} else {
+		eventType = corev1.EventTypeNormal // there is no other
 	}
 	queue.push(event{ref, eventType, reason, message, id})
 }
@@ -107,22 +117,78 @@ func (r *Recorder) next(ctx context.Context) (e event, ok bool) {
 	}
 }
 
-// Run writes Events until the context ends.
+// Run writes Events until the context ends, one after the other. While the API server takes long, the others wait in
+// their queues: behind them there is none in which all namespaces would wait for one.
 func (r *Recorder) Run(ctx context.Context) error {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx),
-		record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: eventsOnObject, QPS: eventsOnObjectPerSec}))
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
-	broadcaster.StartRecordingToSink(named{&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")}})
-	sink := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.component})
+	w := eventWriter{EventSink: named{&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")}},
+		EventCorrelator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{BurstSize: eventsOnObject, QPS: eventsOnObjectPerSec})}
+	written := make(chan struct{}, 1)
+	broadcaster.StartEventWatcher(func(e *corev1.Event) {
+		w.write(ctx, e)
+		written <- struct{}{}
+	})
+	to := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.component})
 	limit := flowcontrol.NewTokenBucketRateLimiter(eventsPerSecond, eventsBurst)
 	for limit.Wait(ctx) == nil {
 		e, ok := r.next(ctx)
 		if !ok {
 			break
 		}
-		sink.AnnotatedEventf(e.object, map[string]string{eventID: e.id}, e.eventType, e.reason, "%s", e.message)
+		to.AnnotatedEventf(e.object, map[string]string{eventID: e.id}, e.eventType, e.reason, "%s", e.message)
+		select {
+		case <-written:
+		case <-ctx.Done():
+		}
 	}
 	return nil
+}
+
+// eventWriter writes Events as client-go does, which would have a queue of its own before that.
+type eventWriter struct {
+	record.EventSink
+	*record.EventCorrelator
+}
+
+// write writes an Event, which the correlator may join with others like it. Without an answer it tries again.
+func (w eventWriter) write(ctx context.Context, e *corev1.Event) {
+	result, err := w.EventCorrelate(e)
+	if err != nil || result.Skip {
+		return
+	}
+	for range eventTries {
+		written, err := w.put(result)
+		if err == nil {
+			w.UpdateState(written)
+			return
+		}
+		answer := apierrors.APIStatus(nil)
+		refused := errors.As(err, &answer)
+		if !refused || !apierrors.IsAlreadyExists(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			klog.FromContext(ctx).Error(err, "Event not written", "kind", e.InvolvedObject.Kind,
+				"object", klog.KRef(e.InvolvedObject.Namespace, e.InvolvedObject.Name), "reason", e.Reason)
+		}
+		if refused {
+			return
+		}
+		select {
+		case <-time.After(eventRetry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// put writes an Event once. One that was joined with another replaces that, if the API server still has it.
+func (w eventWriter) put(r *record.EventCorrelateResult) (*corev1.Event, error) {
+	if r.Event.Count > 1 {
+		if written, err := w.Patch(r.Event, r.Patch); !apierrors.IsNotFound(err) {
+			return written, err //nolint:wrapcheck // its kind counts
+		}
+		r.Event.ResourceVersion = ""
+	}
+	return w.Create(r.Event) //nolint:wrapcheck // as above
 }
 
 // eventID is the annotation that carries an Event's id to the sink, which removes it.

@@ -2,14 +2,18 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
@@ -99,6 +103,60 @@ func TestEventsOfOneNamespaceDelayNoOther(t *testing.T) {
 	require.Empty(t, q.on)
 	require.Empty(t, q.waits)
 	require.Empty(t, q.next)
+}
+
+// So it is while the API server takes longer for an Event than the rate allows.
+func TestASlowAPIServerDelaysNoOthersEvents(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client := testapi.New()
+		var written []string
+		client.PrependReactor("create", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			time.Sleep(time.Second)
+			written = append(written, a.GetNamespace())
+			return false, nil, nil
+		})
+		r := &Recorder{client: client, component: "lodestone-controller", warnings: newEventQueue(), normal: newEventQueue()}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		on := func(namespace, name string) {
+			r.Event(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}, corev1.EventTypeWarning, "PoolExhausted", "")
+		}
+		for i := range eventsPerNamespace {
+			on("loud", fmt.Sprint(i))
+		}
+		time.Sleep(2 * time.Minute)
+		on("shop", "web")
+		time.Sleep(10 * time.Second)
+		cancel()
+		require.NoError(t, <-ended)
+		time.Sleep(time.Minute) // for the one that is under way
+		synctest.Wait()
+		require.Contains(t, written[:130], "shop")
+	})
+}
+
+// An Event is written when the API server answers again.
+func TestAnEventOutlastsAnAPIServerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client, back := testapi.New(), time.Now().Add(time.Minute)
+		client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return time.Now().Before(back), nil, errors.New("connection refused")
+		})
+		r := &Recorder{client: client, component: "lodestone-controller", warnings: newEventQueue(), normal: newEventQueue()}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		r.Event(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}, corev1.EventTypeNormal, "Allocated", "")
+		time.Sleep(time.Until(back) + 2*eventRetry)
+		list, err := client.CoreV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		require.Len(t, list.Items, 1)
+		cancel()
+		require.NoError(t, <-ended)
+	})
 }
 
 func TestWarningsDelayNoOthersEvents(t *testing.T) {
