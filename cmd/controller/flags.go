@@ -54,6 +54,15 @@ func checkSyncs(concurrent int32) error {
 	return nil
 }
 
+// checkCredentials refuses clients with accounts of their own, which the framework makes before the fence of the lease is there.
+func checkCredentials(ofControllers bool) error {
+	if ofControllers {
+		return errors.New("--use-service-account-credentials is not for this controller: a replica that does not lead any more could still " +
+			"write by these accounts, leave it out")
+	}
+	return nil
+}
+
 // changedDefaults are the framework's flags whose default is another here.
 var changedDefaults = []struct{ flag, value, why string }{
 	{"cloud-provider", provider.Name, "There is no other provider in this binary."},

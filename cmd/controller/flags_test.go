@@ -90,8 +90,10 @@ func TestWrongCommandLinesAreExplained(t *testing.T) {
 		"--handle-classless=false and no class in --load-balancer-classes: no Service at all would be served, change one of them": {
 			"--handle-classless=false", "--load-balancer-classes="},
 		"--concurrent-service-syncs is 0: no Service at all would be served, let it be 1 or more": {"--concurrent-service-syncs=0"},
-		"--kubeconfig: stat /nowhere: no such file or directory":                                  {"--kubeconfig=/nowhere"},
-		"find the API server: this is no pod: name a file by --kubeconfig":                        {},
+		"--use-service-account-credentials is not for this controller: a replica that does not lead any more could still write by these " +
+			"accounts, leave it out": {"--use-service-account-credentials"},
+		"--kubeconfig: stat /nowhere: no such file or directory":           {"--kubeconfig=/nowhere"},
+		"find the API server: this is no pod: name a file by --kubeconfig": {},
 	} {
 		var stderr strings.Builder
 		if code := run(t.Context(), args, &stderr); code != 1 || stderr.String() != "lodestone-controller: "+want+"\n" {

@@ -104,7 +104,8 @@ func (p *process) command() (*cobra.Command, error) {
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if !cmd.Flags().Changed("version") {
 			_, err = apiclient.Load(opts.Master, opts.Generic.ClientConnection.Kubeconfig)
-			err = cmp.Or(p.flags.check(), checkSyncs(opts.ServiceController.ConcurrentServiceSyncs), err)
+			err = cmp.Or(p.flags.check(), checkSyncs(opts.ServiceController.ConcurrentServiceSyncs),
+				checkCredentials(opts.KubeCloudShared.UseServiceAccountCredentials), err)
 		}
 		p.ran = err == nil
 		return err

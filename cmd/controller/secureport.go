@@ -65,6 +65,7 @@ func serve(ctx context.Context, secure *server.SecureServingInfo, handler http.H
 		MaxHeaderBytes:    debughttp.MaxHeader,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
+		ConnContext:       debughttp.WithConn,
 		ErrorLog:          debughttp.ErrorLog(to),
 	}
 	_, _, err := server.RunServer(s, debughttp.Limit(secure.Listener), 0, ctx.Done())

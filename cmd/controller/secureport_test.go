@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -211,6 +212,48 @@ func TestStrangersAtTheSecurePort(t *testing.T) {
 	require.Eventually(t, func() bool { code, _ := ask(); return code == http.StatusOK }, time.Minute, 10*time.Millisecond)
 	require.Less(t, time.Since(begin), 30*time.Second, "a review may take 3 s to arrive")
 	goesOn()
+}
+
+// A connection whose requests have a valid token, such as one that streams to the dashboard, outlasts those of strangers, even
+// of strangers behind the same proxy.
+func TestAnAuthenticatedConnectionOutlastsOthers(t *testing.T) {
+	p := serveSecurePort(t, func(_ *process, c *config.CompletedConfig) {
+		anonymous, rules := c.Authentication.Authenticator, c.Authorization.Authorizer
+		c.Authentication.Authenticator = authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+			if r.Header.Get("Authorization") != "Bearer good" {
+				return anonymous.AuthenticateRequest(r)
+			}
+			r.Header.Del("Authorization")
+			return &authenticator.Response{User: &user.DefaultInfo{Name: "prometheus"}}, true, nil
+		})
+		c.Authorization.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision,
+			string, error) {
+			if a.GetUser().GetName() == "prometheus" {
+				return authorizer.DecisionAllow, "", nil
+			}
+			return rules.Authorize(ctx, a)
+		})
+	})
+	c := tls.Client(p.dial("127.0.0.2"), &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // as above
+	in := bufio.NewReader(c)
+	scrape := func() {
+		t.Helper()
+		_, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n")
+		require.NoError(t, err)
+		response, err := http.ReadResponse(in, nil)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		_, err = io.Copy(io.Discard, response.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, response.StatusCode)
+	}
+	scrape()
+	var all []net.Conn
+	for range 3 * debughttp.MaxConnsOfSource {
+		all = append(all, p.dial("127.0.0.2"))
+	}
+	require.Equal(t, debughttp.MaxConnsOfSource-1, p.open(all))
+	scrape()
 }
 
 // Strangers send headers and reviews as long as they are let, on every connection that they

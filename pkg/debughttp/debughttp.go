@@ -113,7 +113,7 @@ func (s *Server) Run(ctx context.Context) error {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    MaxHeader,
 		ErrorLog:          ErrorLog(s.options.Log),
-		ConnContext:       withConn,
+		ConnContext:       WithConn,
 		Protocols:         &http.Protocols{},
 	}
 	server.Protocols.SetHTTP1(true) // by HTTP/2 one connection would have hundreds of requests

@@ -34,8 +34,8 @@ func Limit(l net.Listener) net.Listener {
 // connKey is the key of a request's connection in its context.
 type connKey struct{}
 
-// withConn is http.Server's ConnContext.
-func withConn(ctx context.Context, c net.Conn) context.Context {
+// WithConn is the ConnContext of an http.Server that serves a bounded listener. Authenticated connections then outlast others.
+func WithConn(ctx context.Context, c net.Conn) context.Context {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
@@ -116,7 +116,7 @@ func (t *Throttle) Before(next http.Handler, open ...string) http.Handler {
 	})
 }
 
-// After notes that the request was accepted.
+// After notes that the request was accepted. The connection of one with a token outlasts those of strangers.
 func (t *Throttle) After(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if k, ok := r.Context().Value(tokenKey{}).(key); ok {
@@ -126,6 +126,7 @@ func (t *Throttle) After(next http.Handler) http.Handler {
 			}
 			keepAccepted(t.accepted, k)
 			t.mu.Unlock()
+			trust(r.Context())
 		}
 		next.ServeHTTP(w, r)
 	})
