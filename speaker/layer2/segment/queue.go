@@ -19,6 +19,8 @@ const (
 	framesAtOnce = 2
 	// pendingAtOnce bounds the duration of one Step, during which requests wait.
 	pendingAtOnce = 64
+	// fewRefreshes is how many announcements that will not be sent may wait for a refresh in any case.
+	fewRefreshes = 64
 )
 
 // sendDue sends what is due, within the pace.
@@ -163,6 +165,14 @@ func (q *queue) pop(now time.Time) (p pending, ok bool) {
 	line := q.first()
 	p, *line = (*line)[0], (*line)[1:]
 	return p, true
+}
+
+// tidy forgets announcements that will not be sent, once they are most of those that wait for a refresh. That can be in an hour, and
+// the VIPs of Services that come and go all the time would be kept until then.
+func (q *queue) tidy(vips int) {
+	if line := q.lines[stepRefresh]; len(line) > 2*vips+fewRefreshes {
+		q.lines[stepRefresh] = slices.DeleteFunc(line, func(p pending) bool { return p.vip.gone || p.edition != p.vip.edition })
+	}
 }
 
 // spend counts frames that are sent now towards the pace.

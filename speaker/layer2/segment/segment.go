@@ -273,6 +273,7 @@ func (m *Machine) assign(want map[netip.Addr]VIP) {
 		v.VIP = w
 	}
 	slices.SortFunc(fresh, (*vip).compare)
+	m.queue.tidy(len(m.vips))
 	for _, v := range fresh {
 		switch {
 		case v.reason == Yielded:

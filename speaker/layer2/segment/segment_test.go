@@ -675,6 +675,27 @@ func TestYieldedWhileItWasProbed(t *testing.T) {
 	}
 }
 
+// Services come and go, or are announced anew, all the time: of their VIPs, which would be announced again in an hour, nothing is
+// kept until then. The refresh of one that stays is not lost.
+func TestRefreshesOfGoneVIPsAreForgotten(t *testing.T) {
+	t.Parallel()
+	l := newLAN(1, wire.ARP{})
+	refreshed := VIP{Refresh: time.Hour}
+	l.assign(0, map[netip.Addr]VIP{vipA: refreshed})
+	l.pass(10 * time.Second)
+	vip := netip.MustParseAddr("198.19.0.0")
+	for i := range 20 * fewRefreshes {
+		vip = vip.Next()
+		l.assign(0, map[netip.Addr]VIP{vipA: refreshed, vip: refreshed, vipB: {Refresh: time.Hour - time.Duration(i)}})
+		l.pass(10 * time.Second)
+	}
+	require.LessOrEqual(t, len(l.nodes[0].queue.lines[stepRefresh]), 2*3+fewRefreshes+2)
+	before := len(l.own(0))
+	l.assign(0, map[netip.Addr]VIP{vipA: refreshed})
+	l.pass(time.Hour)
+	require.Equal(t, before+framesAtOnce, len(l.own(0)))
+}
+
 // While speakers are lost and nothing comes in, a VIP that this node takes over is announced once. When no speaker is lost any more,
 // that is noted, though nothing comes in yet.
 func TestDeafInterface(t *testing.T) {
