@@ -149,20 +149,11 @@ func grouped(vips map[netip.Addr]*assignment) []group {
 // NDP needs a link-local address. The kernel asks neighbours from it when a packet's source address, such
 // as a VIP, is on no interface. Without it the kernel receives clients' packets, but cannot answer them.
 func fit(p wire.Protocol, i netstate.Interface) error {
-	if p != (wire.NDP{}) {
+	tentative, usable := i.LinkLocal()
+	switch {
+	case usable || p != (wire.NDP{}):
 		return nil
-	}
-	var tentative netip.Addr
-	for _, p := range i.Addrs {
-		switch {
-		case !p.Addr().Is6() || !p.Addr().IsLinkLocalUnicast():
-		case slices.Contains(i.Tentative, p):
-			tentative = p.Addr()
-		default:
-			return nil
-		}
-	}
-	if tentative.IsValid() {
+	case tentative.IsValid():
 		return fmt.Errorf("%w: %s is tentative, which passes in seconds unless `ip -6 addr show dev %s` shows dadfailed: "+
 			"then another host has it", errNoLinkLocal, tentative, i.Name)
 	}

@@ -99,7 +99,8 @@ func withLinks(n report.Network, down string) report.Network {
 	names := strings.Split(down, ",")
 	n.Segments = slices.Clone(n.Segments)
 	for i, s := range n.Segments {
-		n.Segments[i].Down = slices.Contains(names, s.Interface)
+		n.Segments[i].Down = slices.Contains(names, s.Interface) ||
+			s.Subnet.Addr().Is6() && slices.Contains(names, s.Interface+onIPv6)
 	}
 	return n
 }

@@ -28,6 +28,11 @@ const (
 	hearDelay = 250 * time.Millisecond
 )
 
+// onIPv6 follows the name of an interface that is down for IPv6 alone: it has no link-local address that can be used, perhaps
+// because another host has it. Without one it announces no IPv6 VIP. No interface has a slash in its name, and speakers
+// that do not know this take no notice of it.
+const onIPv6 = "/6"
+
 // carrier is the state of an interface that our Lease names.
 type carrier struct {
 	counts bool      // it counts as up
@@ -115,8 +120,8 @@ func (a *allLinks) watch(ctx context.Context) {
 	}
 }
 
-// named returns the interfaces that our Lease names, and whether they are up. An interface that is gone
-// is down.
+// named returns the interfaces that our Lease names, and whether they are up, and those with IPv6 subnets once more, and whether
+// they are up for IPv6. An interface that is gone is down.
 func (a *allLinks) named() map[string]linkState {
 	a.table.mu.Lock()
 	segments := a.table.peers[a.options.Node].network.Segments // never modified
@@ -124,11 +129,18 @@ func (a *allLinks) named() map[string]linkState {
 	seen := map[string]linkState{}
 	for _, s := range segments {
 		seen[s.Interface] = linkState{}
+		if s.Subnet.Addr().Is6() {
+			seen[s.Interface+onIPv6] = linkState{up: true} // one that is gone is down anyway
+		}
 	}
 	for _, i := range a.options.Interfaces.Interfaces() {
 		if _, ok := seen[i.Name]; ok {
 			own := slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr() == a.options.Address.Addr() })
 			seen[i.Name] = linkState{i.Up, own}
+		}
+		if _, ok := seen[i.Name+onIPv6]; ok && i.Up {
+			_, usable := i.LinkLocal()
+			seen[i.Name+onIPv6] = linkState{up: usable}
 		}
 	}
 	return seen

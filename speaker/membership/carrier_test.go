@@ -114,6 +114,43 @@ func (i twoInterfaces) Interfaces() []netstate.Interface {
 	return []netstate.Interface{{Name: "eth0", Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}}, eth1}
 }
 
+// Another host has the link-local address of an interface, as a cloned machine: there the node announces no IPv6 VIP, and other nodes
+// know that. IPv4 VIPs stay.
+func TestWithoutALinkLocalAddressTheLinkIsDownForIPv6(t *testing.T) {
+	c, eth1 := newCluster(t, "n1", "n2"), newLink()
+	n1 := c.start("n1", func(o *Options) { o.Interfaces = duplicated{eth1} })
+	n2 := c.start("n2")
+	n1.waitJoined()
+	n2.waitJoined()
+	n1.Report(onSegments("198.18.1.0/24 eth1", "2001:db8::/64 eth1", "2001:db8:1::/64 eth2"))
+	knows := func(ipv6Down bool) {
+		t.Helper()
+		for _, s := range []*speaker{n1, n2} {
+			s.wait(fmt.Sprintf("down for IPv6: %v", ipv6Down), func() bool {
+				all := s.Networks()["n1"].Segments
+				return len(all) == 3 && !all[0].Down && all[1].Down == ipv6Down && all[2].Down
+			})
+		}
+	}
+	knows(false)
+	eth1.set(false)
+	knows(true)
+	eth1.set(true)
+	knows(false)
+}
+
+// duplicated is a node whose eth1 is up all the time. While the link is down, its link-local address cannot be used. There is no eth2.
+type duplicated struct{ *link }
+
+func (i duplicated) Interfaces() []netstate.Interface {
+	eth1, local := i.link.Interfaces()[0], netip.MustParsePrefix("fe80::1/64")
+	eth1.Name, eth1.Addrs = "eth1", []netip.Prefix{netip.MustParsePrefix("2001:db8::1/64"), local}
+	if !eth1.Up {
+		eth1.Up, eth1.Tentative = true, []netip.Prefix{local}
+	}
+	return []netstate.Interface{{Name: "eth0", Up: true, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}}, eth1}
+}
+
 func TestMetadataHasRoomForSomeLinks(t *testing.T) {
 	t.Parallel()
 	task := New(makeCluster(t).options("n1"))

@@ -55,6 +55,21 @@ type Interface struct {
 	Tentative []netip.Prefix
 }
 
+// LinkLocal returns an IPv6 link-local address of the interface, and whether it can be used. It returns one that can be used if
+// there is one, and no valid address if there is none at all.
+func (i Interface) LinkLocal() (addr netip.Addr, usable bool) {
+	for _, p := range i.Addrs {
+		switch {
+		case !p.Addr().Is6() || !p.Addr().IsLinkLocalUnicast():
+		case slices.Contains(i.Tentative, p):
+			addr = p.Addr()
+		default:
+			return p.Addr(), true
+		}
+	}
+	return addr, false
+}
+
 // Interfaces is the live view of the node's interfaces; Watcher is one.
 type Interfaces interface {
 	Ready() <-chan struct{}

@@ -66,7 +66,7 @@ var messages = map[Reason]string{
 	NodeExcluded: "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint " +
 		"node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler, or one of the configuration's excludeTaints",
 	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
-	LinkDown:           "the node's interfaces that announce it are down",
+	LinkDown:           "the node's interfaces that announce it are down, or down for IPv6",
 	SpeakerNotReady:    "the node's speaker is not ready",
 	NodeUnknown:        "the API server has no such node",
 	NoPeer:             "no BGP peer of the advertisements selects this node",
