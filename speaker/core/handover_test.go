@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -125,6 +126,29 @@ func TestNewEndpointWaitsForTheOwnerBefore(t *testing.T) {
 			s.after(wait)
 			s.step(Service{local(vip, "n1", "n3")})
 			s.announced(want)
+		})
+	}
+}
+
+// So it is if the second owner, which has been excluded since, never had it, and this node announces the VIP by BGP as well.
+func TestNewEndpointWaitsForTheOwnerBeforeTheExcludedOne(t *testing.T) {
+	for name, begin := range map[string]func(*testing.T) *story{"by layer 2": newStory, "by BGP, too": routed} {
+		t.Run(name, func(t *testing.T) {
+			s := begin(t)
+			var preferred []config.Preference
+			for i, node := range []string{"n3", "n1", "n2"} {
+				s.nodes[node], s.speakers[node] = plan.Node{Labels: map[string]string{"name": node}}, true
+				preferred = append(preferred, config.Preference{Weight: i + 1, NodeSelector: labelled("name", node)})
+			}
+			s.config.Advertisements = append(slices.DeleteFunc(s.config.Advertisements, func(a config.Advertisement) bool { return a.BGP == nil }),
+				config.Advertisement{Name: "preferred", Layer2: &config.Layer2{PreferredNodes: preferred}})
+			s.begin(local(routedVIP, "n3"))
+			s.after(time.Minute)
+			s.step(Service{local(routedVIP, "n1", "n2", "n3")})
+			s.announced()
+			s.after(time.Second)
+			s.step(s.excluded("n2", true))
+			s.announced(routedVIP + " arriving")
 		})
 	}
 }

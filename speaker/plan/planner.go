@@ -41,7 +41,7 @@ type Verdict struct {
 	// Peers are the BGP peers to which the VIP is announced, sorted.
 	Peers []string
 	// Silence is why the VIP is announced neither by layer 2 nor by BGP. In Change.After it is set
-	// whenever the VIP is not Owned, and is then at least why not.
+	// whenever the VIP is not Owned, and is then at least why not. In Change.Before at least its Owner is.
 	Silence Silence
 }
 
@@ -169,7 +169,9 @@ func (p *Planner) Update() Changes {
 func (p *Planner) look(vip netip.Addr, changes *Changes) {
 	before := p.plan.verdict(vip)
 	from, announced := p.owners[vip]
-	if !announced {
+	if announced {
+		before.Silence.Owner = from // the plan keeps no Silence of a VIP that is announced by BGP
+	} else {
 		from = before.owner(p.node)
 	}
 	// The owner before has found another machine at the address, or this node's speaker has before it was restarted.
