@@ -32,6 +32,7 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 )
@@ -65,8 +66,7 @@ type Transport struct {
 
 	rewound notify.Signal // see Rewound
 
-	mu    sync.Mutex
-	conns map[net.Conn]struct{} // that are open
+	conns *connrotation.Dialer // it knows those that are open
 }
 
 // Load returns how to reach the API server: by the values of the flags --master and --kubeconfig, or, if both are
@@ -119,9 +119,13 @@ func newTransport(config *rest.Config) (*Transport, error) {
 	if config.Proxy != nil {
 		proxy = config.Proxy
 	}
-	t := &Transport{config: config, conns: map[net.Conn]struct{}{}}
+	dial := config.Dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: attemptTimeout}).DialContext
+	}
+	t := &Transport{config: config, conns: connrotation.NewDialer(dial)}
 	t.http = &http.Transport{
-		Proxy: proxy, DialContext: t.dial, DialTLSContext: t.dialTLS,
+		Proxy: proxy, DialContext: t.conns.DialContext, DialTLSContext: t.dialTLS,
 		TLSClientConfig: settings, TLSHandshakeTimeout: attemptTimeout, // of connections by way of a proxy
 		MaxIdleConnsPerHost: idleConnections, IdleConnTimeout: idleTimeout, DisableCompression: config.DisableCompression,
 		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
@@ -144,11 +148,11 @@ func (t *Transport) Renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer fresh.close()
+	defer fresh.conns.CloseAll()
 	if err := t.ask(ctx, fresh.http); err != nil {
 		return err
 	}
-	t.close()
+	t.conns.CloseAll()
 	return nil
 }
 
@@ -175,48 +179,6 @@ func (t *Transport) ask(ctx context.Context, by http.RoundTripper) error {
 	return nil
 }
 
-// close closes all connections that are open now.
-func (t *Transport) close() {
-	t.mu.Lock()
-	open := t.conns
-	t.conns = map[net.Conn]struct{}{}
-	t.mu.Unlock()
-	for conn := range open {
-		conn.Close()
-	}
-}
-
-// dial opens a connection.
-func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	open := t.config.Dial
-	if open == nil {
-		open = (&net.Dialer{Timeout: attemptTimeout}).DialContext
-	}
-	conn, err := open(ctx, network, address)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it names the address
-	}
-	known := &connection{Conn: conn, transport: t}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.conns[known] = struct{}{}
-	return known, nil
-}
-
-// connection is a connection of a Transport.
-type connection struct {
-	net.Conn
-	transport *Transport
-}
-
-// Close closes the connection.
-func (c *connection) Close() error {
-	c.transport.mu.Lock()
-	delete(c.transport.conns, c)
-	c.transport.mu.Unlock()
-	return c.Conn.Close() //nolint:wrapcheck // as the connection has it
-}
-
 // handshake opens a connection and completes the TLS handshake.
 func (t *Transport) handshake(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
@@ -236,9 +198,9 @@ func (t *Transport) handshake(ctx context.Context, network, address string) (net
 		settings.ServerName = host
 	}
 	settings.NextProtos = []string{"h2", "http/1.1"}
-	plain, err := t.dial(ctx, network, address)
+	plain, err := t.conns.DialContext(ctx, network, address)
 	if err != nil {
-		return nil, err
+		return nil, err //nolint:wrapcheck // it names the address
 	}
 	conn := tls.Client(plain, settings)
 	if err := conn.HandshakeContext(ctx); err != nil {

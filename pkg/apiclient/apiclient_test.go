@@ -190,7 +190,7 @@ func use(t *testing.T, config *rest.Config) (kubernetes.Interface, *Transport) {
 	t.Helper()
 	transport, err := Use(config)
 	require.NoError(t, err)
-	t.Cleanup(transport.close)
+	t.Cleanup(transport.conns.CloseAll)
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(t, err)
 	return client, transport
@@ -338,7 +338,7 @@ func TestFilesAreReadForEachConnection(t *testing.T) {
 	config := s.config()
 	client, transport := use(t, config)
 	version(t, client)
-	transport.close()
+	transport.conns.CloseAll()
 	require.NoError(t, os.WriteFile(transport.config.CAFile, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), 0o600))
 	_, err := client.Discovery().ServerVersion()
 	require.Error(t, err)

@@ -90,7 +90,7 @@ func TestWatchesAfterARestore(t *testing.T) {
 	stop := make(chan struct{})
 	factory.Start(stop)
 	defer factory.Shutdown()
-	defer transport.close()
+	defer transport.conns.CloseAll()
 	defer close(stop)
 	knows := func(revision string, watches int) {
 		t.Helper()
