@@ -15,6 +15,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -279,11 +280,7 @@ func newPeering(m *Machine, name string, t target) *Peering {
 // setTarget replaces the target. Only the Machine's owner calls it.
 func (p *Peering) setTarget(t target) {
 	p.newest = &t
-	select {
-	case <-p.targets: // one that the session has not seen yet
-	default:
-	}
-	p.targets <- t
+	notify.Replace(p.targets, t)
 }
 
 // take takes over what is wanted now, and returns why the session has to end for it; nil: it need not.
