@@ -12,7 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
 	"github.com/lodestone-lb/lodestone/inspect/status"
-	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // State is how the installation was at one moment. It is immutable.
@@ -163,10 +163,8 @@ func recorded(s *State, o *cluster.Objects) []Transition {
 		add(s.Controller.LeaderSince, leaderIs(s.Controller.Leader))
 	}
 	for _, svc := range o.Services {
-		for _, c := range svc.Status.Conditions {
-			if c.Type == annotation.ConditionAllocated && c.Status == "False" {
-				add(c.LastTransitionTime.Time, waits(ledger.NameOf(svc), c.Reason, c.Message))
-			}
+		if c := kube.Allocated(svc); c != nil && c.Status == "False" {
+			add(c.LastTransitionTime.Time, waits(ledger.NameOf(svc), c.Reason, c.Message))
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Transition) int { return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Text, b.Text)) })

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -134,9 +135,7 @@ func (i implementation) runs(spec corev1.PodSpec) (is, classed bool) {
 func (i implementation) handles(svc *corev1.Service, running bool) bool {
 	marked := slices.ContainsFunc(i.annotations, func(name string) bool { _, ok := svc.Annotations[name]; return ok }) ||
 		slices.ContainsFunc(i.finalizers, func(name string) bool { return slices.Contains(svc.Finalizers, name) }) ||
-		slices.ContainsFunc(i.conditions, func(name string) bool {
-			return slices.ContainsFunc(svc.Status.Conditions, func(c metav1.Condition) bool { return c.Type == name })
-		})
+		slices.ContainsFunc(i.conditions, func(name string) bool { return meta.FindStatusCondition(svc.Status.Conditions, name) != nil })
 	assigned := kube.Assigned(svc)
 	foreign := slices.ContainsFunc(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
 		a, err := netip.ParseAddr(in.IP)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -110,11 +111,7 @@ func JoinAddrs(addrs []netip.Addr) string {
 // Allocated returns the condition that shows whether the Service has its addresses, nil
 // for none.
 func Allocated(svc *corev1.Service) *metav1.Condition {
-	i := slices.IndexFunc(svc.Status.Conditions, func(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated })
-	if i < 0 {
-		return nil
-	}
-	return &svc.Status.Conditions[i]
+	return meta.FindStatusCondition(svc.Status.Conditions, annotation.ConditionAllocated)
 }
 
 // members are the first config.MaxServiceAddresses of a list.

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -196,8 +197,8 @@ func service(s *corev1.Service) *corev1.Service {
 		kept.Status.LoadBalancer.Ingress = append(kept.Status.LoadBalancer.Ingress,
 			corev1.LoadBalancerIngress{IP: cut(in.IP), Hostname: cut(in.Hostname), IPMode: in.IPMode})
 	}
-	if i := slices.IndexFunc(s.Status.Conditions, func(c metav1.Condition) bool { return c.Type == annotation.ConditionAllocated }); i >= 0 {
-		c := s.Status.Conditions[i]
+	if found := meta.FindStatusCondition(s.Status.Conditions, annotation.ConditionAllocated); found != nil {
+		c := *found
 		c.Reason, c.Message = cut(c.Reason), Message(c.Message)
 		kept.Status.Conditions = []metav1.Condition{c}
 	}
