@@ -25,6 +25,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 // ElectionLease is the Lease by which the controller's replicas elect a leader.
@@ -186,7 +187,7 @@ func (o *Objects) Cluster() *simulation.Cluster {
 	facts := o.facts
 	facts.Nodes, facts.Leases = o.Nodes, o.Leases
 	for _, svc := range o.Services {
-		if svc.Namespace == metav1.NamespaceDefault && svc.Name == "kubernetes" {
+		if svc.Namespace == metav1.NamespaceDefault && svc.Name == objects.KubernetesService {
 			facts.Kubernetes = svc
 		}
 	}

@@ -30,12 +30,10 @@ const (
 	// lateAfter is how long the facts may take before the log has what is
 	// missing.
 	lateAfter = 10 * time.Second
-	// kubernetesService is the API server's own Service.
-	kubernetesService = "kubernetes"
 )
 
 // APIServer is the scope of the API servers' EndpointSlices: one of each family.
-var APIServer = objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + kubernetesService}
+var APIServer = objects.Scope{Namespace: metav1.NamespaceDefault, Labels: discoveryv1.LabelServiceName + "=" + objects.KubernetesService}
 
 // Options are what a Watcher needs.
 type Options struct {
@@ -83,7 +81,7 @@ func NewWatcher(o Options) *Watcher {
 	w.serviceCIDRs = w.watch("ServiceCIDRs", objects.ServiceCIDRs.Informer(o.Client, all, none))
 	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", objects.EndpointSlices.Informer(o.Client, APIServer, none))
 	own := objects.Scope{Namespace: metav1.NamespaceDefault,
-		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, kubernetesService).String()}
+		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, objects.KubernetesService).String()}
 	w.kubernetes = w.watch("Service default/kubernetes", objects.Services.Informer(o.Client, own, none))
 	return w
 }

@@ -267,8 +267,8 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	return kept
 }
 
-// kubernetesService is the API server's own Service.
-const kubernetesService = "kubernetes"
+// KubernetesService is the name of the API server's own Service.
+const KubernetesService = "kubernetes"
 
 func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	kept := &discoveryv1.EndpointSlice{ObjectMeta: Identity(s), AddressType: s.AddressType}
@@ -277,7 +277,7 @@ func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		service = cut(service)
 		kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
 	}
-	api := s.Namespace == metav1.NamespaceDefault && service == kubernetesService
+	api := s.Namespace == metav1.NamespaceDefault && service == KubernetesService
 	for _, e := range head(s.Endpoints, maxEndpoints-1) {
 		end := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
 		if e.NodeName != nil {
