@@ -345,7 +345,7 @@ func (c bgpCompiler) routes(raw *rawRoutes, peers names) *Routes {
 	oneOf(c.report, raw.Mode, []RouteMode{RoutesKernel, RoutesBGP})
 	r := &Routes{Mode: RouteMode(raw.Mode.text()), Peers: c.references(raw.Peers, "a peer", peers)}
 	switch {
-	case r.Mode == RoutesBGP && len(peers.index) == 0:
+	case r.Mode == RoutesBGP && len(peers.all) == 0:
 		c.errorf(raw.Mode, "announces pods to nobody: the document defines no peers")
 	case r.Mode == RoutesKernel && len(raw.Peers) > 0:
 		c.errorf(raw.Peers[0], "mode kernel announces no pods to peers: remove peers, or write mode: bgp")

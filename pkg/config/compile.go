@@ -89,18 +89,16 @@ func (vs values) uniqueName(v value, what string, seen map[string]value) string 
 
 // names are the names in a list that other parts of the document refer to.
 type names struct {
-	index map[string]int // of the first item with the name
-	shown string         // the first of the names, for an error
+	all   map[string]bool
+	shown string // the first of the names, for an error
 }
 
-// namesOf indexes the names of a list.
+// namesOf returns the names of a list.
 func namesOf[T any](list []T, nameOf func(T) value) names {
-	n := names{index: map[string]int{}}
-	for i, item := range list {
+	n := names{all: map[string]bool{}}
+	for _, item := range list {
 		name := nameOf(item).text()
-		if _, dup := n.index[name]; !dup {
-			n.index[name] = i
-		}
+		n.all[name] = true
 		if len(n.shown) <= maxQuoted*utf8.UTFMax {
 			n.shown += ", " + clip(name)
 		}
@@ -120,11 +118,10 @@ func (r *rawConfig) peerNames() names {
 // references returns the names in a list, which must be among those that the document defines.
 func (vs values) references(list []value, what string, defined names) []string {
 	return vs.texts(list, func(s string) error {
-		_, ok := defined.index[s]
 		switch {
-		case ok:
+		case defined.all[s]:
 			return nil
-		case len(defined.index) == 0:
+		case len(defined.all) == 0:
 			return errors.New("is not " + what + ": the document defines none")
 		default:
 			return errors.New("is not " + what + ": the document defines " + defined.shown)
