@@ -178,7 +178,7 @@ func (o *Objects) Has(kinds ...string) bool {
 // Cluster returns what the controller decides by.
 func (o *Objects) Cluster() *simulation.Cluster {
 	c := &simulation.Cluster{
-		Scope: o.Scope, Services: o.Services, Config: o.Config, Nodes: o.Nodes, NamespaceLabels: map[string]map[string]string{},
+		Scope: o.Scope, Services: o.Services, Config: o.Config, NamespaceLabels: map[string]map[string]string{},
 		Records: o.Records, Now: o.Now,
 	}
 	for _, ns := range o.Namespaces {

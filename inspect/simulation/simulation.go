@@ -35,7 +35,6 @@ type Cluster struct {
 	// Config is the configuration in force; nil: there is none.
 	Config *config.Config
 	Facts  *clusterfacts.Facts
-	Nodes  []*corev1.Node
 	// NamespaceLabels are the labels of each namespace.
 	NamespaceLabels map[string]map[string]string
 	// Records are the addresses in quarantine.

@@ -38,9 +38,6 @@ type Silent struct {
 	VIPs    []netip.Addr `json:"vips"`
 }
 
-// Peer is how the BGP sessions with a peer are.
-type Peer = bgp.Peer
-
 func (s *Status) sessions(n *simulation.Network, now time.Time) {
 	sessions := bgp.Peers(n, now, "", "")
 	s.Peers = sessions.ByPeer()

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/inspect/simulation"
@@ -47,7 +48,7 @@ type Status struct {
 	Pools         []Pool         `json:"pools"`
 	Services      *Services      `json:"services"`
 	VIPs          *VIPs          `json:"vips"`
-	Peers         []Peer         `json:"peers"`
+	Peers         []bgp.Peer     `json:"peers"`
 	Conflicts     []Conflict     `json:"conflicts"`
 }
 
