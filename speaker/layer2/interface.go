@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
 
@@ -35,9 +34,9 @@ func suitable(i netstate.Interface, enslaved bool, patterns []string) bool {
 		return false
 	}
 	if len(patterns) > 0 {
-		return matchAny(patterns, i.Name)
+		return plan.MatchesAny(patterns, i.Name)
 	}
-	return !enslaved && !i.NoARP && i.Kind != "tuntap" && !matchAny(notByDefault, i.Name)
+	return !enslaved && !i.NoARP && i.Kind != "tuntap" && !plan.MatchesAny(notByDefault, i.Name)
 }
 
 // Segments returns the subnets of the interfaces on which VIPs with one of these sets of patterns are
@@ -64,13 +63,6 @@ func Matches(all []netstate.Interface, patterns []string) bool {
 	return slices.ContainsFunc(all, func(i netstate.Interface) bool {
 		i.Up = true
 		return suitable(i, isPort(i, all), patterns)
-	})
-}
-
-func matchAny(patterns []string, name string) bool {
-	return slices.ContainsFunc(patterns, func(p string) bool {
-		ok, _ := path.Match(p, name) // the configuration has only good patterns
-		return ok
 	})
 }
 

@@ -209,8 +209,13 @@ func answers(s report.Segment, patterns []string) bool {
 	if len(patterns) == 0 {
 		return !s.IfNamed
 	}
+	return MatchesAny(patterns, s.Interface)
+}
+
+// MatchesAny reports whether the name of an interface matches one of these patterns; see config.Layer2.
+func MatchesAny(patterns []string, name string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
-		ok, _ := path.Match(p, s.Interface) // the configuration has only good patterns
+		ok, _ := path.Match(p, name) // the configuration has only good patterns
 		return ok
 	})
 }
