@@ -478,16 +478,8 @@ func (k kernel) services(f *family) map[string]served {
 
 // parseServed returns the Service of an element of the map of services. ok is not set if another program has added it.
 func parseServed(e nftables.SetElement) (of served, ok bool) {
-	verdict, err := netlink.UnmarshalAttributes(e.Val)
-	if err != nil {
-		return of, false
-	}
 	of.service = e.Comment
-	for _, a := range verdict {
-		if a.Type == unix.NFTA_VERDICT_CHAIN {
-			of.steer, ok = parseSteer(strings.TrimRight(string(a.Data), "\x00"))
-		}
-	}
+	of.steer, ok = parseSteer(nft.ChainOf(e.Val))
 	return of, ok && of.service != ""
 }
 

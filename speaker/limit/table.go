@@ -14,7 +14,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/speaker/nft"
@@ -158,7 +157,7 @@ func read(conn nft.Conn, there bool) (have ruleset, sound bool, err error) {
 			return have, false, fmt.Errorf("list the elements of nftables map %s: %w", f.vips.Name, err)
 		}
 		for _, e := range elements {
-			have.elements[string(e.Key)] = chainOf(e.Val)
+			have.elements[string(e.Key)] = nft.ChainOf(e.Val)
 		}
 	}
 	chains, err := conn.InTime().ListChainsOfTableFamily(table.Family)
@@ -222,18 +221,4 @@ func readCounters(conn nft.Conn) (map[string]uint64, error) {
 		}
 	}
 	return counters, nil
-}
-
-// chainOf returns the chain in an encoded verdict.
-func chainOf(verdict []byte) string {
-	attributes, err := netlink.UnmarshalAttributes(verdict)
-	if err != nil {
-		return "" // no chain of ours
-	}
-	for _, a := range attributes {
-		if a.Type == unix.NFTA_VERDICT_CHAIN {
-			return strings.TrimRight(string(a.Data), "\x00")
-		}
-	}
-	return ""
 }

@@ -5,10 +5,12 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -69,4 +71,18 @@ func (l *Line) End() {
 		l.conn.Close()
 	}
 	l.conn = Conn{}
+}
+
+// ChainOf returns the chain in an encoded verdict. Empty: there is none.
+func ChainOf(verdict []byte) string {
+	attributes, err := netlink.UnmarshalAttributes(verdict)
+	if err != nil {
+		return ""
+	}
+	for _, a := range attributes {
+		if a.Type == unix.NFTA_VERDICT_CHAIN {
+			return strings.TrimRight(string(a.Data), "\x00")
+		}
+	}
+	return ""
 }

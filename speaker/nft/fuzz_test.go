@@ -1,4 +1,4 @@
-package limit
+package nft
 
 import (
 	"strings"
@@ -20,11 +20,11 @@ func FuzzChainOf(f *testing.F) {
 	f.Add(verdict(f, "service/shop/web/203.0.113.1"))
 	f.Add(verdict(f, ""))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		chain := chainOf(b)
+		chain := ChainOf(b)
 		require.LessOrEqual(t, len(chain), len(b))
 		require.False(t, strings.HasSuffix(chain, "\x00"))
 		if len(chain) < 1<<15 { // an attribute has no more
-			require.Equal(t, chain, chainOf(verdict(t, chain)))
+			require.Equal(t, chain, ChainOf(verdict(t, chain)))
 		}
 	})
 }
