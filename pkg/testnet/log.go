@@ -24,3 +24,10 @@ func (l *Log) String() string {
 	defer l.mu.Unlock()
 	return l.b.String()
 }
+
+// Reset forgets what was written.
+func (l *Log) Reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Reset()
+}

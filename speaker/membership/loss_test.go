@@ -12,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -27,6 +26,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
 // segment carries packets after a moment, and loses some of them. Connections lose
@@ -113,10 +113,10 @@ func (e *end) Shutdown() error { return nil }
 // period at any of the others, so that its VIPs move. Each of the others may log the same loss.
 func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time.Duration) (verdicts, losses int) {
 	t.Helper()
-	log := &sharedLog{}
+	log := &testnet.Log{}
 	onSegment(t, m, speakers, slog.NewTextHandler(log, nil), func(_ *testing.T, s *segment, all []*Task) {
 		before := count(all)
-		log.reset()
+		log.Reset()
 		s.loss.Store(loss)
 		time.Sleep(d)
 		for _, task := range all {
@@ -195,30 +195,6 @@ func count(all []*Task) (verdicts int) {
 	return verdicts
 }
 
-// sharedLog is a log that several write.
-type sharedLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *sharedLog) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *sharedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *sharedLog) reset() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b.Reset()
-}
-
 // Packets get lost, and memberlist takes no speaker for dead. Where a tenth is lost, and it probes as often as for these
 // tests, it may take one for dead in ten minutes or more: one in three is let pass, two are not. TestPacketsThatGetLostForLong,
 // which is long, goes on for three minutes, and for ten.
@@ -257,13 +233,13 @@ func TestDeafSpeaker(t *testing.T) {
 	for name, m := range map[string]config.Membership{"quick": quick(), "normal": config.FailoverNormal.Membership()} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			log := &sharedLog{}
+			log := &testnet.Log{}
 			onSegment(t, m, speakers, slog.NewTextHandler(log, nil), func(t *testing.T, s *segment, all []*Task) {
 				seekEachOther(t, all)
 				deaf := all[1]
 				s.deaf.Store(deaf.options.Address.String())
 				time.Sleep(10 * time.Second)
-				log.reset()
+				log.Reset()
 				time.Sleep(time.Minute)
 				assert.NotContains(t, log.String(), `"speaker joined"`)
 				assert.Len(t, all[0].Speakers(), speakers-1)

@@ -23,6 +23,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/report"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 	"github.com/lodestone-lb/lodestone/speaker/layer2/seal"
 	"github.com/lodestone-lb/lodestone/speaker/membership/keys"
 )
@@ -258,7 +259,7 @@ func TestKeyThatNobodyElseHas(t *testing.T) {
 // A Secret without a valid key is logged once, and changes nothing.
 func TestSecretWithoutAKey(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
-	log := &sharedLog{}
+	log := &testnet.Log{}
 	m1, m2 := &mounted{text: firstKey}, &mounted{text: firstKey}
 	n1 := c.start("n1", m1.from(t), func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelError}))

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
 // leaseOf is the Lease of the node's speaker, with nothing but its name.
@@ -56,7 +57,7 @@ func TestMadeUpSpeakers(t *testing.T) {
 func TestChangesWithoutEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		log := &sharedLog{}
+		log := &testnet.Log{}
 		task := New(Options{Node: "n1", Log: slog.New(slog.NewTextHandler(log, nil)), Registry: prometheus.NewRegistry()})
 		task.gossip.NotifyJoin(&memberlist.Node{Name: "n2", Meta: []byte{metaVersion, 0}})
 		for i := range 30_000 {
@@ -71,7 +72,7 @@ func TestChangesWithoutEnd(t *testing.T) {
 func TestMadeUpSpeakersThatComeAndGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		log := &sharedLog{}
+		log := &testnet.Log{}
 		task := New(Options{Node: "n1", Log: slog.New(slog.NewTextHandler(log, nil)), Registry: prometheus.NewRegistry()})
 		heard, counted := task.gossip, 0
 		for i := range 20_000 {
