@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // BenchmarkAllocate is one Allocate of a new owner (a refused one in
@@ -114,30 +115,22 @@ func BenchmarkMemory(b *testing.B) {
 			for i := range owners {
 				owners[i] = ownerNumber(i)
 			}
-			var kept uint64
+			var kept int64
 			for b.Loop() {
-				before := heap()
+				before := testcost.Live()
 				a := ipam.New()
 				a.Configure(ipam.Setup{Pools: []config.Pool{pool("lan", "10.0.0.0/8")}, Quarantine: time.Second})
 				for i, o := range owners {
 					n := c.apart * i
 					a.Restore(ipam.Holding{Owner: o, Addr: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), Since: start})
 				}
-				kept = heap() - before
+				kept = testcost.Live() - before
 				runtime.KeepAlive(a)
 			}
 			b.ReportMetric(float64(kept)/services, "B/service")
 			runtime.KeepAlive(owners)
 		})
 	}
-}
-
-// heap is how much memory is in use.
-func heap() uint64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
 }
 
 // BenchmarkSharers is a Service that leaves an address which it shares with others, n in

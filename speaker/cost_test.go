@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,6 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // What a speaker costs is measured in a large cluster.
@@ -92,9 +92,9 @@ func BenchmarkMemory(b *testing.B) {
 		b.Run(string(policy), func(b *testing.B) {
 			api := newAPIServer(b, policy, nil)
 			for b.Loop() {
-				before := heap()
+				before := testcost.Live()
 				startSpeaker(b, api)
-				b.ReportMetric(float64(heap()-before)/1e6, "MB")
+				b.ReportMetric(float64(testcost.Live()-before)/1e6, "MB")
 			}
 		})
 	}
@@ -264,15 +264,6 @@ func managedFields(n int) []metav1.ManagedFieldsEntry {
 		})
 	}
 	return entries
-}
-
-// heap returns the bytes that are in use.
-func heap() int64 {
-	runtime.GC()
-	runtime.GC() // what finalizers let go of
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 // cpuTime returns the CPU time of this process.

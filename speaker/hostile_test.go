@@ -16,6 +16,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -55,7 +56,7 @@ func TestServicesOfOthersCostNothing(t *testing.T) {
 // A slice costs 8 bytes for each node that it names, whatever the names are.
 func TestSlicesWithLongNamesCostLittle(t *testing.T) {
 	c, stored := mustCluster(t), make([]*slice, 200)
-	before := heapNow()
+	before := testcost.Live()
 	for i := range stored {
 		s := &discoveryv1.EndpointSlice{}
 		for j := range 1000 {
@@ -63,7 +64,7 @@ func TestSlicesWithLongNamesCostLittle(t *testing.T) {
 		}
 		stored[i] = kept[slice](c, s)
 	}
-	require.Less(t, (heapNow()-before)/int64(len(stored)), int64(12<<10))
+	require.Less(t, (testcost.Live()-before)/int64(len(stored)), int64(12<<10))
 	runtime.KeepAlive(stored)
 }
 
@@ -81,14 +82,6 @@ func TestEndpointsOfANodeThatComesLater(t *testing.T) {
 	c.add(nodeObject("n1"))
 	c.refresh(func(s plan.Service) { got = s })
 	require.Equal(t, []string{"n1"}, got.ServingNodes)
-}
-
-func heapNow() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 // One node changes its Lease all the time. That keeps no other speaker busy, and a few changes never wait.

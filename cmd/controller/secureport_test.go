@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +33,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/debughttp"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // webhook is the name that the API server asks for.
@@ -260,22 +260,15 @@ func TestAnAuthenticatedConnectionOutlastsOthers(t *testing.T) {
 // get: what the controller keeps of them is a fraction of its memory.
 func TestStrangersFillNoMemory(t *testing.T) {
 	p := serveSecurePort(t)
-	heap := func() uint64 {
-		runtime.GC() // when it runs by itself depends on the machine
-		var now runtime.MemStats
-		runtime.ReadMemStats(&now)
-		return now.HeapAlloc
-	}
-	before, most := heap(), uint64(0)
+	before, most := testcost.Live(), int64(0)
 	var all []net.Conn
 	long := "GET /readyz HTTP/1.1\r\nHost: x\r\nX: " + string(bytes.Repeat([]byte("x"), 1<<20-200))
 	for i := range debughttp.MaxConns {
 		all = append(all, p.sends(fmt.Sprintf("127.0.5.%d", 1+i/debughttp.MaxConnsOfSource), long))
-		now := heap()
-		most = max(most, now-min(now, before))
+		most = max(most, testcost.Live()-before)
 	}
 	t.Logf("%d connections open, peak %d MiB", p.open(all), most>>20)
-	require.Less(t, most, uint64(32<<20), "a fraction of the chart's limit of 512 MiB")
+	require.Less(t, most, int64(32<<20), "a fraction of the chart's limit of 512 MiB")
 }
 
 // Strangers send what is no TLS, invented tokens, and certificates of their own, whose numbers may be as long as they like. All of

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	goruntime "runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -41,6 +40,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 const ns = "lodestone-system"
@@ -271,21 +271,14 @@ func TestRoutesKeepLittleOfLeases(t *testing.T) {
 	routes, ok := cloud.Routes()
 	require.True(t, ok)
 
-	before := live()
+	before := testcost.Live()
 	listed, err := routes.ListRoutes(t.Context(), "kubernetes")
 	require.NoError(t, err)
-	kept := live() - before
+	kept := testcost.Live() - before
 	require.Equal(t, []*cloudprovider.Route{{Name: "n7 10.244.7.0/24", TargetNode: "n7", DestinationCIDR: "10.244.7.0/24"}}, listed)
 	require.NoError(t, routes.CreateRoute(t.Context(), "", "", listed[0]))
 	require.Less(t, kept, int64(4<<20), "of %d bytes", number*each)
 	require.Contains(t, asked, "resourceVersion=0", "it is asked again and again, and the API server's cache will do")
-}
-
-func live() int64 {
-	goruntime.GC()
-	var m goruntime.MemStats
-	goruntime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 func TestRoutesAreOptional(t *testing.T) {

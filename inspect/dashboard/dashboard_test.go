@@ -21,6 +21,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/inspect/dashboard"
 	"github.com/lodestone-lb/lodestone/inspect/dashboard/example"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // site is a dashboard of an invented cluster that is served.
@@ -286,15 +287,9 @@ func BenchmarkLook(b *testing.B) {
 	for i := range states {
 		states[i] = dashboard.NewState(objects)
 	}
-	heap := func() float64 {
-		var stats runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&stats)
-		return float64(stats.HeapAlloc)
-	}
-	with := heap()
+	with := testcost.Live()
 	runtime.KeepAlive(states)
-	b.ReportMetric((with-heap())/8, "state-B")
+	b.ReportMetric(float64(with-testcost.Live())/8, "state-B")
 	runtime.KeepAlive(objects)
 }
 

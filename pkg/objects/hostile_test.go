@@ -149,13 +149,13 @@ func TestHostileObjects(t *testing.T) {
 		if strings.HasPrefix(name, "EndpointSlice") {
 			most = 1200 << 10
 		}
-		before, fastest := live(), time.Hour
+		before, fastest := testcost.Live(), time.Hour
 		for i := range kept {
 			cost := testcost.Of(func() { kept[i] = look() })
 			require.Less(t, cost.Bytes, most, "%s: bytes that a look allocates", name)
 			fastest = min(fastest, cost.Time)
 		}
-		bytes := (live() - before) / looksEach
+		bytes := (testcost.Live() - before) / looksEach
 		bound := int64(size)
 		if s, is := kept[0].(*corev1.Service); is {
 			bound = 24 << 10
@@ -329,11 +329,4 @@ func TestMoreOnALeaseIsSeen(t *testing.T) {
 		require.NotEqual(t, honest.ObjectMeta, kept.ObjectMeta)
 		require.LessOrEqual(t, len(kept.Labels)+len(kept.Annotations)+len(kept.Finalizers), 3)
 	}
-}
-
-func live() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/objects"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 // lister is an API server without streaming lists: one list, in protobuf, and a
@@ -196,7 +197,7 @@ func TestListOfLargeObjectsNeedsTheMemoryOfOne(t *testing.T) {
 	client := lister(t, encoded(t, hostileList(number)))
 	informer := objects.Services.Informer(client, objects.Scope{}, cache.SharedIndexInformerOptions{})
 	defer debug.SetGCPercent(debug.SetGCPercent(5)) // the test's server has the whole list
-	base := live()
+	base := testcost.Live()
 	ctx, end := context.WithCancel(t.Context())
 	var peak atomic.Int64
 	done, measured := make(chan struct{}), make(chan struct{})
@@ -219,5 +220,5 @@ func TestListOfLargeObjectsNeedsTheMemoryOfOne(t *testing.T) {
 	<-measured
 	require.Len(t, informer.GetStore().List(), number+1)
 	require.Less(t, peak.Load(), int64(40<<20), "of %d bytes", base)
-	require.Less(t, live()-base, int64(4<<20), "what is kept")
+	require.Less(t, testcost.Live()-base, int64(4<<20), "what is kept")
 }

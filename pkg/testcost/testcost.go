@@ -54,6 +54,15 @@ func Of(f func()) Cost {
 	return Cost{spent, after.TotalAlloc - before.TotalAlloc}
 }
 
+// Live returns the bytes of the heap that are in use, by the whole process.
+func Live() int64 {
+	runtime.GC()
+	runtime.GC() // what finalizers let go of
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
 // One measurement at a time has no garbage collection, unless the process gets as large as mostMemory.
 var calm sync.Mutex
 

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
-	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 	"github.com/lodestone-lb/lodestone/pkg/testnet/router"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -27,14 +27,6 @@ func resident(b *testing.B) float64 {
 	kb, err := strconv.Atoi(string(m[1]))
 	require.NoError(b, err)
 	return float64(kb) / 1024
-}
-
-// live returns the memory of the heap in use, in MB.
-func live() float64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return float64(m.HeapAlloc) / (1 << 20)
 }
 
 // BenchmarkAnnounce measures how long 10,000 prefixes take from Set to the
@@ -156,7 +148,7 @@ func BenchmarkSend(b *testing.B) {
 		}
 		return updates
 	}
-	before := live()
+	before := testcost.Live()
 	var all, one time.Duration
 	for b.Loop() {
 		w.want.Routes = map[netip.Prefix]plan.Route{}
@@ -178,7 +170,7 @@ func BenchmarkSend(b *testing.B) {
 		require.Equal(b, 2, wait(2))
 		one += time.Since(begin)
 	}
-	b.ReportMetric(live()-before, "MB")
+	b.ReportMetric(float64(testcost.Live()-before)/(1<<20), "MB")
 	b.ReportMetric(float64(all.Microseconds())/1000/float64(b.N), "ms/all")
 	b.ReportMetric(float64(one.Microseconds())/1000/float64(b.N), "ms/one")
 }
