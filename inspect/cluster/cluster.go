@@ -226,6 +226,18 @@ func IsReady(p *corev1.Pod) bool {
 	})
 }
 
+// HTTPSPort returns the port of the pod that its component names https. Zero: it names none.
+func HTTPSPort(p *corev1.Pod) int {
+	for _, c := range p.Spec.Containers {
+		for _, port := range c.Ports {
+			if port.Name == "https" {
+				return int(port.ContainerPort)
+			}
+		}
+	}
+	return 0
+}
+
 // Allocation reads what the controller decides by.
 func Allocation(ctx context.Context, client kubernetes.Interface, p Place) *Objects {
 	o := newObjects(p)

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
+	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/diagnose"
 )
 
@@ -99,8 +100,9 @@ func (t boundedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query url.Values) ([]byte, error) {
+	port := cmp.Or(cluster.HTTPSPort(pod), defaultPort)
 	r := p.client.Get().Namespace(pod.Namespace).Resource("pods").
-		Name("https:"+pod.Name+":"+strconv.Itoa(port(pod))).SubResource("proxy").Suffix(path).SetHeader(diagnose.TokenHeader, p.token)
+		Name("https:"+pod.Name+":"+strconv.Itoa(port)).SubResource("proxy").Suffix(path).SetHeader(diagnose.TokenHeader, p.token)
 	for name, values := range query {
 		for _, value := range values {
 			r.Param(name, value)
@@ -122,18 +124,6 @@ func (p throughAPI) Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]
 	o := &corev1.PodLogOptions{TailLines: &lines, LimitBytes: &bytes, Previous: previous}
 	return p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("log").
 		VersionedParams(o, scheme.ParameterCodec).DoRaw(ctx) //nolint:wrapcheck // the caller does
-}
-
-// port returns the speaker's HTTPS port.
-func port(pod *corev1.Pod) int {
-	for _, c := range pod.Spec.Containers {
-		for _, p := range c.Ports {
-			if p.Name == "https" {
-				return int(p.ContainerPort)
-			}
-		}
-	}
-	return defaultPort
 }
 
 // Ask returns how pods are asked, and how far the clock of the API server is

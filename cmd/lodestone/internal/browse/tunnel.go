@@ -77,15 +77,8 @@ func (t *Tunnel) controller(ctx context.Context) (pod string, port int, err erro
 	}
 	for i := range list.Items {
 		p := &list.Items[i]
-		if !cluster.IsReady(p) {
-			continue
-		}
-		for _, c := range p.Spec.Containers {
-			for _, port := range c.Ports {
-				if port.Name == "https" {
-					return p.Name, int(port.ContainerPort), nil
-				}
-			}
+		if port := cluster.HTTPSPort(p); port != 0 && cluster.IsReady(p) {
+			return p.Name, port, nil
 		}
 	}
 	return "", 0, fmt.Errorf("namespace %s has no pod of the controller that is ready (of %d); lodestone status needs none", t.Namespace,
