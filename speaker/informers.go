@@ -104,19 +104,9 @@ func newCluster(client kubernetes.Interface, scope kube.Scope) (*cluster, error)
 	return c, errors.Join(follow(c, c.services, c.noteService), follow(c, c.slices, c.noteSlice), follow(c, c.nodes, c.noteNode))
 }
 
-// follow calls note for each change of an object of the informer. before is nil for a new object,
-// after for one that was deleted.
+// follow calls note for each change of an object of the informer; see objects.Handler.
 func follow[T any](c *cluster, informer cache.SharedIndexInformer, note func(before, after *T)) error {
-	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { note(nil, obj.(*T)) },
-		UpdateFunc: func(before, after any) { note(before.(*T), after.(*T)) },
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			note(obj.(*T), nil)
-		},
-	})
+	handler, err := informer.AddEventHandler(objects.Handler(note))
 	if err != nil {
 		return fmt.Errorf("add event handler: %w", err)
 	}

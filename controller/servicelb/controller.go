@@ -1,6 +1,7 @@
 package servicelb
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 )
 
 const (
@@ -135,16 +137,7 @@ type Controller struct {
 func New(opts Options) (*Controller, error) {
 	c := newController(opts)
 	var err error
-	c.handler, err = opts.Services.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.enqueue(obj, obj, false) },
-		UpdateFunc: func(before, obj any) { c.enqueue(before, obj, false) },
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			c.enqueue(obj, obj, true)
-		},
-	})
+	c.handler, err = opts.Services.Informer().AddEventHandler(objects.Handler(c.enqueue))
 	return c, err
 }
 
@@ -260,14 +253,11 @@ func await(ctx context.Context, changed func() <-chan struct{}, done func() bool
 
 // enqueue puts a Service that Lodestone serves, or served before, into the queue. Of other
 // Services it records the addresses in their status.
-func (c *Controller) enqueue(before, obj any, gone bool) {
-	was, ok1 := before.(*corev1.Service)
-	svc, ok2 := obj.(*corev1.Service)
-	if ok2 {
-		c.ledger.seeForeign(svc, gone)
-	}
-	ours := func(svc *corev1.Service) bool { return c.Scope.Covers(svc) || c.Scope.LeftBehind(svc) }
-	if ok1 && ok2 && (ours(svc) || ours(was)) { // may be two of one name
+func (c *Controller) enqueue(before, after *corev1.Service) {
+	svc := cmp.Or(after, before)
+	c.ledger.seeForeign(svc, after == nil)
+	ours := func(svc *corev1.Service) bool { return svc != nil && (c.Scope.Covers(svc) || c.Scope.LeftBehind(svc)) }
+	if ours(before) || ours(after) { // may be two of one name
 		c.queue.Add(ledger.NameOf(svc))
 	}
 }

@@ -453,7 +453,8 @@ func (s *story) restart() {
 // see brings what the controller knows of a Service up to date.
 func (s *story) see(name string) {
 	namespace, short, _ := strings.Cut(name, "/")
-	before, had, _ := s.index.GetByKey(name)
+	stored, had, _ := s.index.GetByKey(name)
+	before, _ := stored.(*corev1.Service)
 	svc := s.server.get(name)
 	switch {
 	case svc != nil:
@@ -462,13 +463,10 @@ func (s *story) see(name string) {
 		}
 		svc = objects.ServicesFor(s.scope.Covers).Project(svc) // all that the cache keeps
 		_ = s.index.Update(svc)
-		if !had {
-			before = svc
-		}
-		s.enqueue(before, svc, false)
+		s.enqueue(before, svc)
 	case had:
 		_ = s.index.Delete(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: short}})
-		s.enqueue(before, before, true)
+		s.enqueue(before, nil)
 	}
 }
 

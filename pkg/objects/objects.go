@@ -163,6 +163,22 @@ type View[P, T any] struct {
 	Keep func(P) bool
 }
 
+// Handler calls note for each change of an object of a cache. before is nil for a new object, after for one that was deleted.
+func Handler[E any](note func(before, after *E)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { note(nil, obj.(*E)) },
+		UpdateFunc: func(before, after any) { note(before.(*E), after.(*E)) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if before, ok := obj.(*E); ok {
+				note(before, nil)
+			}
+		},
+	}
+}
+
 // Informer returns an informer, not yet started, whose cache has what the view
 // shows of the projections of the objects.
 func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], client kubernetes.Interface, scope Scope, view View[P, T],

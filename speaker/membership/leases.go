@@ -57,16 +57,13 @@ func (l *leases) watch() (cache.SharedIndexInformer, cache.InformerSynced, error
 	informer := objects.Informer(objects.Leases, l.options.Client, objects.Speakers(l.options.Namespace),
 		objects.View[*coordinationv1.Lease, *lease]{Derive: l.keep},
 		cache.SharedIndexInformerOptions{Indexers: cache.Indexers{byAddress: addressOf}})
-	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { l.record(nil, obj.(*lease)) },
-		UpdateFunc: func(before, after any) { l.record(before.(*lease), after.(*lease)) },
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			l.forget(obj.(*lease))
-		},
-	})
+	handler, err := informer.AddEventHandler(objects.Handler(func(before, after *lease) {
+		if after == nil {
+			l.forget(before)
+		} else {
+			l.record(before, after)
+		}
+	}))
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch Leases: %w", err)
 	}
