@@ -396,8 +396,7 @@ func endpoint(node, conditions string) discoveryv1.Endpoint {
 		e.NodeName = &node
 	}
 	if conditions != "unknown" {
-		ready, serving := strings.Contains(conditions, "ready"), strings.Contains(conditions, "serving")
-		e.Conditions.Ready, e.Conditions.Serving = &ready, &serving
+		e.Conditions.Ready, e.Conditions.Serving = new(strings.Contains(conditions, "ready")), new(strings.Contains(conditions, "serving"))
 	}
 	return e
 }

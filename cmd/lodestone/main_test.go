@@ -147,8 +147,7 @@ func (s *server) read(ctx context.Context, path string, o metav1.ListOptions) (o
 	case "/apis/coordination.k8s.io/v1" + ours + "/leases/" + cluster.ElectionLease:
 		lease, err := s.cluster.CoordinationV1().Leases(config.Namespace).Get(ctx, cluster.ElectionLease, metav1.GetOptions{})
 		if err == nil {
-			now := metav1.NowMicro()
-			lease.Spec.RenewTime = &now
+			lease.Spec.RenewTime = new(metav1.NowMicro())
 		}
 		return lease, of("coordination.k8s.io"), err
 	case "/apis/discovery.k8s.io/v1/endpointslices":

@@ -114,10 +114,9 @@ func (j *joined) id(after time.Duration) string {
 func (j *joined) renew(name string) {
 	j.Helper()
 	leases := j.client.CoordinationV1().Leases("kube-system")
-	now := metav1.NowMicro()
 	_ = leases.Delete(j.Context(), name, metav1.DeleteOptions{})
 	_, err := leases.Create(j.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: coordinationv1.LeaseSpec{RenewTime: &now}}, metav1.CreateOptions{})
+		Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NowMicro())}}, metav1.CreateOptions{})
 	require.NoError(j, err)
 	time.Sleep(10 * time.Second)
 }

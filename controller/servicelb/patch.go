@@ -188,10 +188,9 @@ func StatusOf(held []ipam.Held) *corev1.LoadBalancerStatus {
 }
 
 func ingress(addrs []netip.Addr) []corev1.LoadBalancerIngress {
-	mode := corev1.LoadBalancerIPModeVIP
 	ingress := make([]corev1.LoadBalancerIngress, len(addrs))
 	for i, a := range addrs {
-		ingress[i] = corev1.LoadBalancerIngress{IP: a.String(), IPMode: &mode}
+		ingress[i] = corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)}
 	}
 	return ingress
 }

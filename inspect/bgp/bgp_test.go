@@ -112,7 +112,6 @@ func TestHealthy(t *testing.T) {
 // Whether a session is internal follows from the AS number of the node, which an annotation may give.
 func TestInternalSessions(t *testing.T) {
 	t.Parallel()
-	localPreference := uint32(200)
 	session := func(local uint32, peer config.ASN) plan.Session {
 		return plan.Session{Peer: &config.Peer{Name: "tor", PeerASN: peer}, LocalASN: local}
 	}
@@ -125,7 +124,7 @@ func TestInternalSessions(t *testing.T) {
 		{session(64513, config.ASN{Number: 64512}), false},
 		{session(64512, config.ASN{}), false},
 	} {
-		r := newRoute(c.session, plan.Attributes{LocalPreference: &localPreference, Prepend: 2})
+		r := newRoute(c.session, plan.Attributes{LocalPreference: new(uint32(200)), Prepend: 2})
 		assert.Equal(t, c.want, r.LocalPreference != nil, c.session)
 		assert.Equal(t, !c.want, r.Prepend == 2, c.session)
 	}

@@ -128,8 +128,8 @@ func get[P any](s source, put func(*Objects, []P), get func(context.Context) (P,
 
 func (p Place) takeDocument(o *Objects, found []*corev1.ConfigMap) {
 	for _, cm := range found {
-		if document := cm.Data[config.Key]; cm.Name == p.ConfigName {
-			o.document = &document
+		if cm.Name == p.ConfigName {
+			o.document = new(cm.Data[config.Key])
 		}
 	}
 }

@@ -120,8 +120,7 @@ func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query
 }
 
 func (p throughAPI) Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]byte, error) {
-	lines, bytes := int64(logLines), int64(logBytes)
-	o := &corev1.PodLogOptions{TailLines: &lines, LimitBytes: &bytes, Previous: previous}
+	o := &corev1.PodLogOptions{TailLines: new(int64(logLines)), LimitBytes: new(int64(logBytes)), Previous: previous}
 	return p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("log").
 		VersionedParams(o, scheme.ParameterCodec).DoRaw(ctx) //nolint:wrapcheck // the caller does
 }
@@ -130,9 +129,9 @@ func (p throughAPI) Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]
 // ahead of ours: a token has the time when it was made.
 func Ask(ctx context.Context, client kubernetes.Interface, namespace string) (Pods, *diagnose.Clock, error) {
 	pods := throughAPI{client: boundedClient(client)}
-	seconds, before := int64(tokenLife/time.Second), time.Now()
-	made, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, Account,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	before := time.Now()
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(tokenLife / time.Second))}}
+	made, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, Account, request, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
 		return pods, nil,

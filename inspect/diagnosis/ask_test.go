@@ -31,8 +31,7 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 		var asked authenticationv1.TokenRequest
 		assert.NoError(t, json.NewDecoder(r.Body).Decode(&asked))
 		assert.EqualValues(t, 600, *asked.Spec.ExpirationSeconds)
-		life := int64(300) // it may be given for a shorter time
-		asked.Spec.ExpirationSeconds = &life
+		asked.Spec.ExpirationSeconds = new(int64(300)) // it may be given for a shorter time
 		asked.Status = authenticationv1.TokenRequestStatus{Token: "small",
 			ExpirationTimestamp: metav1.NewTime(time.Now().Add(ahead + 300*time.Second))}
 		w.Header().Set("Content-Type", "application/json")

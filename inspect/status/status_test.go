@@ -34,8 +34,8 @@ func healthy(t *testing.T) *cluster.Objects {
 	require.NoError(t, err)
 	o.Controllers = []*corev1.Pod{pod("n1", true)}
 	o.Controllers[0].Spec.Containers[0].Name = "controller"
-	leader, now := "lodestone-controller-n1_6b1c", metav1.NewMicroTime(o.Now)
-	o.Election = &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, RenewTime: &now}}
+	o.Election = &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("lodestone-controller-n1_6b1c"),
+		RenewTime: new(metav1.NewMicroTime(o.Now))}}
 	for _, name := range []string{"n1", "n2"} {
 		o.Nodes = append(o.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		o.Speakers = append(o.Speakers, pod(name, true))
@@ -76,13 +76,11 @@ func TestWarnings(t *testing.T) {
 			[]string{"controller: no pod of the controller: Services get no addresses"}},
 		"nobody leads": {func(o *cluster.Objects) { o.Election = nil }, []string{"controller: no replica leads: Services get no addresses"}},
 		"the leader hangs": {func(o *cluster.Objects) {
-			old := metav1.NewMicroTime(o.Now.Add(-3 * time.Minute))
-			o.Election.Spec.RenewTime = &old
+			o.Election.Spec.RenewTime = new(metav1.NewMicroTime(o.Now.Add(-3 * time.Minute)))
 		}, []string{"controller: the leader lodestone-controller-n1 has not renewed its Lease for 3m, by the clock of this machine: " +
 			"Services get no addresses"}},
 		"the clock of the leader is not that of this machine": {func(o *cluster.Objects) {
-			old := metav1.NewMicroTime(o.Now.Add(-stale))
-			o.Election.Spec.RenewTime = &old
+			o.Election.Spec.RenewTime = new(metav1.NewMicroTime(o.Now.Add(-stale)))
 		}, nil},
 		"a replica is not ready": {func(o *cluster.Objects) { o.Controllers = append(o.Controllers, pod("n2", false)) },
 			[]string{"controller: 1 of 2 replicas are ready"}},

@@ -43,8 +43,8 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		forbidden := error(apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "tor", nil))
-		down.Store(&forbidden)
+		forbidden := new(error(apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "tor", nil)))
+		down.Store(forbidden)
 		watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
 		go watcher.Run(t.Context())
 		var log strings.Builder
@@ -94,7 +94,7 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		require.NoError(t, err)
 		has("first", "")
 
-		down.Store(&forbidden) // an API server that starts has not read its roles yet
+		down.Store(forbidden) // an API server that starts has not read its roles yet
 		has("first", "")
 		has("first", "")
 		require.Empty(t, p.Outdated(key))
@@ -104,11 +104,10 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		down.Store(nil)
 		has("first", "")
 		require.Empty(t, p.Outdated(key))
-		down.Store(&forbidden)
+		down.Store(forbidden)
 		has("first", "")
 		require.Empty(t, p.Outdated(key), "it is forbidden anew")
-		gone := errors.New("the API server is down")
-		down.Store(&gone)
+		down.Store(new(errors.New("the API server is down")))
 		has("first", "")
 		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})
 		require.ErrorContains(t, err, "has not been asked yet")

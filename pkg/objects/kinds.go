@@ -261,8 +261,7 @@ func lease(l *coordinationv1.Lease) *coordinationv1.Lease {
 	kept.Finalizers = texts(l.Finalizers, 0)
 	kept.Spec.AcquireTime, kept.Spec.RenewTime = l.Spec.AcquireTime, l.Spec.RenewTime // nobody reads the rest
 	if h := l.Spec.HolderIdentity; h != nil {
-		holder := cut(*h)
-		kept.Spec.HolderIdentity = &holder
+		kept.Spec.HolderIdentity = new(cut(*h))
 	}
 	return kept
 }
@@ -281,8 +280,7 @@ func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	for _, e := range head(s.Endpoints, maxEndpoints-1) {
 		end := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
 		if e.NodeName != nil {
-			node := unique.Make(cut(*e.NodeName)).Value() // a thousand slices name the same nodes
-			end.NodeName = &node
+			end.NodeName = new(unique.Make(cut(*e.NodeName)).Value()) // a thousand slices name the same nodes
 		}
 		if api {
 			end.Addresses = texts(e.Addresses, MaxAddresses)

@@ -218,9 +218,9 @@ func TestRouterThatDoesNotRead(t *testing.T) {
 		require.Less(t, time.Since(begin), timeout)
 		for j := range 5000 {
 			prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(j % 3), byte(j >> 8), byte(j)}), 32)
-			w.route(prefix, "deaf", plan.Attributes{MED: ptr(uint32(i))})
+			w.route(prefix, "deaf", plan.Attributes{MED: new(uint32(i))})
 		}
-		w.route(vip4, "good", plan.Attributes{MED: ptr(uint32(i))})
+		w.route(vip4, "good", plan.Attributes{MED: new(uint32(i))})
 		set := time.Now()
 		w.set()
 		w.until("MED", func() bool { p := path(f, vip4); return p != nil && *p.Metric == uint32(i) }, func() any { return path(f, vip4) })
@@ -522,7 +522,7 @@ func TestStopSendsWhatWasSet(t *testing.T) {
 	w.until("the route and its end", func() bool { return updates.Load() == 2 }, func() any { return updates.Load() })
 	for i := range routes { // each has an UPDATE of its own, and the withdrawal comes last
 		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)}), 32)
-		w.route(prefix, "tor", plan.Attributes{MED: ptr(uint32(i))})
+		w.route(prefix, "tor", plan.Attributes{MED: new(uint32(i))})
 	}
 	delete(w.want.Routes, vip4)
 	w.set()

@@ -388,7 +388,7 @@ func TestDrain(t *testing.T) {
 	w.peer("external", nil)
 	w.peer("internal", func(p *config.Peer) { p.Address, p.PeerASN = other4, config.ASN{Internal: true} })
 	for _, peer := range []string{"external", "internal"} {
-		w.route(vip4, peer, plan.Attributes{Communities: []config.Community{7}, LocalPreference: ptr(uint32(300))})
+		w.route(vip4, peer, plan.Attributes{Communities: []config.Community{7}, LocalPreference: new(uint32(300))})
 	}
 	w.start()
 	require.Equal(t, uint32(300), *w.has(internal, vip4).LocPrf)
@@ -517,7 +517,7 @@ func TestKeepalivesDuringChanges(t *testing.T) {
 	w.start()
 	w.up("tor")
 	for end := time.Now().Add(12 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		w.route(vip4, "tor", plan.Attributes{MED: ptr(uint32(time.Now().UnixNano()))})
+		w.route(vip4, "tor", plan.Attributes{MED: new(uint32(time.Now().UnixNano()))})
 		w.set()
 	}
 	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)

@@ -105,7 +105,7 @@ func TestEverySessionCarriesBothFamilies(t *testing.T) {
 					w.peer("tor", func(p *config.Peer) { p.Address, p.PeerASN = ends[1], config.ASN{Number: uint32(asn)} })
 					w.route(vip4, "tor", plan.Attributes{
 						Communities: []config.Community{64512<<16 | 7}, LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 1, Data1: 2, Data2: 3}},
-						LocalPreference: ptr(uint32(200)), MED: ptr(uint32(9)), Prepend: 1,
+						LocalPreference: new(uint32(200)), MED: new(uint32(9)), Prepend: 1,
 					})
 					w.route(vip6, "tor", plan.Attributes{})
 					want4 := known{nextHop: "198.18.0.1", asPath: "64512 64512", med: "9", community: "64512:7", large: "1:2:3"}

@@ -39,10 +39,10 @@ func drawAttributes(t *rapid.T) plan.Attributes {
 		a.LargeCommunities = append(a.LargeCommunities, config.LargeCommunity{GlobalAdmin: c, Data1: 1, Data2: c})
 	}
 	if rapid.Bool().Draw(t, "has preference") {
-		a.LocalPreference = ptr(rapid.Uint32().Draw(t, "preference"))
+		a.LocalPreference = new(rapid.Uint32().Draw(t, "preference"))
 	}
 	if rapid.Bool().Draw(t, "has MED") {
-		a.MED = ptr(rapid.Uint32().Draw(t, "MED"))
+		a.MED = new(rapid.Uint32().Draw(t, "MED"))
 	}
 	return a
 }
@@ -150,7 +150,7 @@ func checkUpdate(t *rapid.T, b []byte, e encoding, want plan.Attributes) (prefix
 	}
 	if e.internal {
 		want.Prepend = 0
-		want.LocalPreference = cmp.Or(want.LocalPreference, ptr(uint32(defaultPreference)))
+		want.LocalPreference = cmp.Or(want.LocalPreference, new(uint32(defaultPreference)))
 	} else {
 		want.LocalPreference = nil
 	}

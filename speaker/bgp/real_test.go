@@ -15,8 +15,6 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // soon is longer than a busy machine takes for what is done without waiting.
 const soon = 20 * time.Second
 
@@ -30,7 +28,7 @@ func TestExternalPeer(t *testing.T) {
 	w.route(vip4, "tor", plan.Attributes{
 		Communities:      []config.Community{64512<<16 | 100, 0xFFFFFF01},
 		LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 64512, Data1: 1, Data2: 2}},
-		LocalPreference:  ptr(uint32(200)), MED: ptr(uint32(50)), Prepend: 2,
+		LocalPreference:  new(uint32(200)), MED: new(uint32(50)), Prepend: 2,
 	})
 	w.route(vip6, "tor", plan.Attributes{})
 	begin := time.Now()
@@ -60,7 +58,7 @@ func TestExternalPeer(t *testing.T) {
 	require.Equal(t, []string{"2001:db8::1"}, got.nextHop("ipv6"))
 	require.Equal(t, "64512", got.AsPath.String)
 
-	w.route(vip4, "tor", plan.Attributes{MED: ptr(uint32(7))})
+	w.route(vip4, "tor", plan.Attributes{MED: new(uint32(7))})
 	delete(w.want.Routes, vip6)
 	w.set()
 	w.lacks(f, vip6)

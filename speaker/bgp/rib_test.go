@@ -57,7 +57,7 @@ func TestRIBAgainstARouter(t *testing.T) {
 			"set": func(t *rapid.T) {
 				p := rapid.SampledFrom(prefixes).Draw(t, "prefix")
 				if rapid.Bool().Draw(t, "announce") {
-					want[p] = plan.Attributes{MED: ptr(rapid.Uint32Range(0, 2).Draw(t, "MED"))}
+					want[p] = plan.Attributes{MED: new(rapid.Uint32Range(0, 2).Draw(t, "MED"))}
 					r.set(p, plan.Route{"tor": want[p], "other": {}})
 				} else {
 					delete(want, p)
@@ -102,7 +102,7 @@ func TestRIBAgainstARouter(t *testing.T) {
 						continue
 					}
 					if draining {
-						a.Communities, a.LocalPreference = []config.Community{gracefulShutdown}, ptr(uint32(0))
+						a.Communities, a.LocalPreference = []config.Community{gracefulShutdown}, new(uint32(0))
 					}
 					expected[p] = intern(a)
 				}

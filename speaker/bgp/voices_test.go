@@ -77,7 +77,7 @@ router bgp 64512
  exit-address-family
 `, "zebra", "bgpd")
 	w.peer("reflector", func(p *config.Peer) { p.PeerASN = config.ASN{Internal: true} })
-	w.route(vip4, "reflector", plan.Attributes{LocalPreference: ptr(uint32(200))})
+	w.route(vip4, "reflector", plan.Attributes{LocalPreference: new(uint32(200))})
 	w.route(vip6, "reflector", plan.Attributes{})
 	w.start()
 	w.up("reflector")
@@ -159,7 +159,7 @@ neighbor 198.18.0.1 {
 	w.peer("exabgp", func(p *config.Peer) { p.GracefulRestart = 120 * time.Second })
 	w.route(vip4, "exabgp", plan.Attributes{
 		Communities:      []config.Community{64512<<16 | 7, 0xFFFFFF01},
-		LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 1, Data1: 2, Data2: 3}}, MED: ptr(uint32(9)), Prepend: 1,
+		LargeCommunities: []config.LargeCommunity{{GlobalAdmin: 1, Data1: 2, Data2: 3}}, MED: new(uint32(9)), Prepend: 1,
 	})
 	w.route(vip6, "exabgp", plan.Attributes{})
 	w.start()

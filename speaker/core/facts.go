@@ -131,8 +131,7 @@ func (c *Core) inform() {
 	// Without a configuration, or while the API server does not know this node, the routes to pods
 	// stay as they are.
 	if routesDue && knows && f.planConfig != nil {
-		routes := plan.PodRoutesOf(c.Node, f.planConfig, f.nodes)
-		c.out.PodRoutes = &routes
+		c.out.PodRoutes = new(plan.PodRoutesOf(c.Node, f.planConfig, f.nodes))
 	}
 }
 

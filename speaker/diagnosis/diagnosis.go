@@ -148,8 +148,7 @@ func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
 	d.kernel.addTo(&f, names)
 	d.proxyMode(ctx, &f)
 	if d.options.Forwarding != nil {
-		forwarding := d.options.Forwarding()
-		f.Forwarding = &forwarding
+		f.Forwarding = new(d.options.Forwarding())
 	}
 	if asked.active {
 		d.probe(ctx, &f, asked.vips, status)

@@ -225,10 +225,9 @@ func (o *ownLease) take(lease *coordinationv1.Lease, started time.Time) (crashes
 	default:
 		crashes = min(max(int(*before)+1, 0), maxCrashes)
 	}
-	transitions := int32(crashes)
 	lease.Spec = coordinationv1.LeaseSpec{
 		HolderIdentity: &o.options.Node, AcquireTime: &metav1.MicroTime{Time: started.Truncate(time.Microsecond)},
-		RenewTime: &metav1.MicroTime{Time: time.Now()}, LeaseTransitions: &transitions,
+		RenewTime: &metav1.MicroTime{Time: time.Now()}, LeaseTransitions: new(int32(crashes)),
 	}
 	return crashes
 }

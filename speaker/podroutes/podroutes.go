@@ -239,8 +239,7 @@ func (t *Table) reconcile() {
 		t.due = now.Add(check)
 	}
 	t.unsettled = false
-	published := t.state
-	t.published.Store(&published)
+	t.published.Store(new(t.state))
 	t.changed.Notify()
 }
 

@@ -59,14 +59,13 @@ func TestNodeReportsItsSessions(t *testing.T) {
 // snapshot, also that of the CLI, which lists all Services, it has no VIPs.
 func TestServiceOfAnotherClassHasNoVIPs(t *testing.T) {
 	t.Parallel()
-	class := "example.com/other"
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{annotation.Assigned: "203.0.113.1"}},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
 		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}}},
 	}
 	assert.Len(t, Service(s, kube.Scope{Classless: true}).VIPs, 1)
-	s.Spec.LoadBalancerClass = &class
+	s.Spec.LoadBalancerClass = new("example.com/other")
 	assert.Equal(t, plan.Service{Name: "shop/web"}, Service(s, kube.Scope{Classless: true}))
 }
 

@@ -389,8 +389,7 @@ func (a *api) ask(name, key, value string) {
 func (a *api) remove(name string) {
 	a.edit(name, func(svc *corev1.Service) {
 		if svc.DeletionTimestamp == nil {
-			now := metav1.NewTime(epoch.Add(a.now))
-			svc.DeletionTimestamp = &now
+			svc.DeletionTimestamp = new(metav1.NewTime(epoch.Add(a.now)))
 		}
 	})
 }

@@ -232,8 +232,7 @@ func (w *World) serviceIn(seen map[string]any, name string) *plan.Service {
 	if w.services[v] == nil {
 		serving := slices.Concat(pods, ends)
 		slices.Sort(serving)
-		made := snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: serving, NotReady: ends})
-		w.services[v] = &made
+		w.services[v] = new(snapshot.With(snapshot.Service(svc, scope), snapshot.Endpoints{Ready: pods, Serving: serving, NotReady: ends}))
 	}
 	return w.services[v]
 }

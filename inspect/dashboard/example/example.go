@@ -65,11 +65,11 @@ type Cluster struct {
 
 // New returns a Cluster of the size.
 func New(s Size) *Cluster {
-	leader, since, renewed := "lodestone-controller-7d9f-x2x4q_1", metav1.NewMicroTime(ago(50*time.Hour)), metav1.NewMicroTime(time.Now())
 	objects := []runtime.Object{
 		&corev1.ConfigMap{ObjectMeta: meta(config.Namespace, config.ConfigMapName), Data: map[string]string{config.Key: document}},
 		&coordinationv1.Lease{ObjectMeta: meta(config.Namespace, cluster.ElectionLease),
-			Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, AcquireTime: &since, RenewTime: &renewed}},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: new("lodestone-controller-7d9f-x2x4q_1"),
+				AcquireTime: &metav1.MicroTime{Time: ago(50 * time.Hour)}, RenewTime: &metav1.MicroTime{Time: time.Now()}}},
 		pod("controller", NodeName(0), true), pod("controller", NodeName(1), true),
 	}
 	c := &Cluster{size: s, began: time.Now()}
@@ -190,7 +190,7 @@ func service(i int) *corev1.Service {
 	case i == 4:
 		pool, vip = "old", netip.MustParseAddr("10.64.200.3")
 	}
-	mode, family := corev1.LoadBalancerIPModeVIP, corev1.IPv4Protocol
+	family := corev1.IPv4Protocol
 	if vip.Is6() {
 		family = corev1.IPv6Protocol
 	}
@@ -198,7 +198,7 @@ func service(i int) *corev1.Service {
 	svc.Annotations = map[string]string{annotation.AddressPool: pool, annotation.Assigned: vip.String()}
 	svc.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, IPFamilies: []corev1.IPFamily{family},
 		Ports: []corev1.ServicePort{{Port: 443, Protocol: corev1.ProtocolTCP}}}
-	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)}}
 	return svc
 }
 
@@ -207,8 +207,8 @@ func (c *Cluster) endpoints(svc *corev1.Service, i int) *discoveryv1.EndpointSli
 	s := &discoveryv1.EndpointSlice{ObjectMeta: meta(svc.Namespace, svc.Name+"-abcde")}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: svc.Name}
 	for k := range min(3, c.size.Nodes) {
-		name := NodeName((i + k*k) % c.size.Nodes)
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.244.0.1"}, NodeName: &name})
+		s.Endpoints = append(s.Endpoints,
+			discoveryv1.Endpoint{Addresses: []string{"10.244.0.1"}, NodeName: new(NodeName((i + k*k) % c.size.Nodes))})
 	}
 	return s
 }

@@ -43,8 +43,7 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	seconds := int64(tokenLife / time.Second)
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(tokenLife / time.Second))}}
 	answer, err := a.Client.CoreV1().ServiceAccounts(a.Namespace).CreateToken(ctx, AccountName, request, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsForbidden(err):

@@ -140,8 +140,7 @@ func TestStoryOfANodeWhoseReportIsStale(t *testing.T) {
 	w := newWorld(t)
 	w.unready("n2")
 	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n2")
-	renewed := metav1.NewMicroTime(ago(42 * time.Minute))
-	l.Spec.RenewTime = &renewed
+	l.Spec.RenewTime = new(metav1.NewMicroTime(ago(42 * time.Minute)))
 	w.ask("explain-node-stale.txt", ExitFound, "explain", "node", "n2")
 }
 

@@ -225,12 +225,10 @@ func TestVersionSkewOfARelease(t *testing.T) {
 func TestLeaderThatIsGoneIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	renewed := metav1.NewMicroTime(ago(10 * time.Minute))
-	object[*coordinationv1.Lease](w, cluster.ElectionLease).Spec.RenewTime = &renewed
+	object[*coordinationv1.Lease](w, cluster.ElectionLease).Spec.RenewTime = new(metav1.NewMicroTime(ago(10 * time.Minute)))
 	assert.Contains(t, w.ask("", ExitFound, "status"),
 		"the leader lodestone-controller-n1 has not renewed its Lease for 10m, by the clock of this machine")
-	none := ""
-	object[*coordinationv1.Lease](w, cluster.ElectionLease).Spec.HolderIdentity = &none
+	object[*coordinationv1.Lease](w, cluster.ElectionLease).Spec.HolderIdentity = new("")
 	w.client = nil
 	assert.Contains(t, w.ask("", ExitFound, "status"), "no replica leads")
 }

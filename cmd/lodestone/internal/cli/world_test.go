@@ -158,11 +158,11 @@ peers:
 // newWorld is a healthy cluster of three nodes with VIPs by layer 2 and BGP.
 func newWorld(t *testing.T) *world {
 	w := &world{t: t}
-	leader, acquired, renewed := "lodestone-controller-n1_6b1c", metav1.NewMicroTime(ago(3*time.Hour)), metav1.NewMicroTime(ago(time.Second))
 	w.add(
 		configMap(config.ConfigMapName, config.Key, configured),
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: cluster.ElectionLease},
-			Spec: coordinationv1.LeaseSpec{HolderIdentity: &leader, AcquireTime: &acquired, RenewTime: &renewed}},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: new("lodestone-controller-n1_6b1c"),
+				AcquireTime: &metav1.MicroTime{Time: ago(3 * time.Hour)}, RenewTime: &metav1.MicroTime{Time: ago(time.Second)}}},
 		pod("controller", "n1", "v0.4.0", true), pod("controller", "n2", "v0.4.0", true),
 	)
 	torA := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Established: true, Since: ago(5 * time.Hour), BFD: "Up"}
