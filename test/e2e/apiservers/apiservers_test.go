@@ -95,9 +95,9 @@ func start(t *testing.T) *cluster {
 // addService creates a Service, and returns how long it took until its VIP was announced.
 func (c *cluster) addService() time.Duration {
 	c.Helper()
-	begin, none, services := time.Now(), false, c.Kube.CoreV1().Services(metav1.NamespaceDefault)
+	begin, services := time.Now(), c.Kube.CoreV1().Services(metav1.NamespaceDefault)
 	web, err := services.Create(c.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "web-"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": lodestone.EchoName}, AllocateLoadBalancerNodePorts: &none,
+		Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": lodestone.EchoName}, AllocateLoadBalancerNodePorts: new(false),
 		Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(lodestone.EchoPort)}},
 	}}, metav1.CreateOptions{})
 	require.NoError(c, err)

@@ -235,8 +235,7 @@ func (c *cluster) podOn(node string) *corev1.Pod {
 	}}, metav1.CreateOptions{})
 	require.NoError(c, err)
 	c.Cleanup(func() {
-		now := int64(0)
-		require.NoError(c, all.Delete(context.WithoutCancel(c.Context()), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+		require.NoError(c, all.Delete(context.WithoutCancel(c.Context()), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	})
 	return pod
 }

@@ -170,8 +170,7 @@ func (f *Fleet) build(context.Context) error {
 		return err
 	}
 	defer handle.Close()
-	snooping := false
-	link := &netlink.Bridge{LinkAttrs: attrs(bridge), MulticastSnooping: &snooping}
+	link := &netlink.Bridge{LinkAttrs: attrs(bridge), MulticastSnooping: new(false)}
 	if err := errors.Join(handle.LinkAdd(link), handle.LinkSetUp(link), address(handle, link, apiHost)); err != nil {
 		return fmt.Errorf("make the switch: %w", err)
 	}
@@ -198,8 +197,7 @@ func (f *Fleet) build(context.Context) error {
 
 // buildManagement gives the nodes their second interface.
 func (f *Fleet) buildManagement(handle *netlink.Handle) error {
-	snooping := false
-	link := &netlink.Bridge{LinkAttrs: attrs(second), MulticastSnooping: &snooping}
+	link := &netlink.Bridge{LinkAttrs: attrs(second), MulticastSnooping: new(false)}
 	if err := errors.Join(handle.LinkAdd(link), handle.LinkSetUp(link), address(handle, link, management(apiHost))); err != nil {
 		return fmt.Errorf("make the second switch: %w", err)
 	}
@@ -293,7 +291,7 @@ func (f *Fleet) Label(node string, labels map[string]string) error {
 // AddService makes a Service that has the address, and an endpoint. With it is
 // stored what an API server stores with one that people have applied.
 func (f *Fleet) AddService(vip netip.Addr) error {
-	mode, name := corev1.LoadBalancerIPModeVIP, nameOf(f.services)
+	name := nameOf(f.services)
 	f.services++
 	service := &corev1.Service{ObjectMeta: name,
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}}}
@@ -303,7 +301,7 @@ func (f *Fleet) AddService(vip netip.Addr) error {
 		service.ManagedFields = append(service.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubectl", Operation: "Update", APIVersion: "v1",
 			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`"` + strings.Repeat("y", 500) + `"`)})
 	}
-	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: &mode}}
+	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)}}
 	return errors.Join(f.put("services", service), f.putEndpoints(name, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}}))
 }
 

@@ -55,11 +55,11 @@ const clusterIP = "ClusterIP"
 
 // service is Service number i with that much in it.
 func service(i, bytes int) *corev1.Service {
-	none, class := false, classes[i%len(classes)]
+	class := classes[i%len(classes)]
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("s-%d-%06d", bytes>>10, i), Namespace: hostile, Annotations: map[string]string{}},
 		Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeLoadBalancer, AllocateLoadBalancerNodePorts: &none, Ports: []corev1.ServicePort{{Name: "p", Port: 80}}},
+			Type: corev1.ServiceTypeLoadBalancer, AllocateLoadBalancerNodePorts: new(false), Ports: []corev1.ServicePort{{Name: "p", Port: 80}}},
 	}
 	switch class {
 	case "":

@@ -132,8 +132,7 @@ func (c *cluster) membershipKey(ctx context.Context) (path string, err error) {
 
 // token returns one of the component's account, as the pod on the node has it.
 func (c *cluster) token(ctx context.Context, component, node string) (string, error) {
-	seconds := int64(tokenSeconds)
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(tokenSeconds))}}
 	if component == speaker {
 		pod, err := c.kube.CoreV1().Pods(lab.LodestoneNamespace).Get(ctx, component+"-"+node, metav1.GetOptions{})
 		if err != nil {

@@ -165,17 +165,16 @@ func (c *cluster) serve(ctx context.Context, number int) (w Waits, err error) {
 }
 
 func (c *cluster) serveOne(ctx context.Context, name string) (created, addressed, announced time.Duration, err error) {
-	node, none := c.nodes[0], false
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}, NodeName: &node}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}, NodeName: new(c.nodes[0])}},
 	}
 	if _, err := c.kube.DiscoveryV1().EndpointSlices(tenant).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
 		return 0, 0, 0, err
 	}
 	began := time.Now()
 	_, err = c.kube.CoreV1().Services(tenant).Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeLoadBalancer, AllocateLoadBalancerNodePorts: &none, Ports: []corev1.ServicePort{{Port: 80}},
+		Type: corev1.ServiceTypeLoadBalancer, AllocateLoadBalancerNodePorts: new(false), Ports: []corev1.ServicePort{{Port: 80}},
 	}}, metav1.CreateOptions{})
 	created = time.Since(began)
 	if err != nil {

@@ -129,8 +129,7 @@ func (l LAN) buildBridge() error {
 		return err
 	}
 	defer handle.Close()
-	snooping := false
-	link := &netlink.Bridge{LinkAttrs: linkAttrs(bridge), MulticastSnooping: &snooping}
+	link := &netlink.Bridge{LinkAttrs: linkAttrs(bridge), MulticastSnooping: new(false)}
 	if err := handle.LinkAdd(link); err != nil {
 		return err
 	}

@@ -125,7 +125,7 @@ func (i *Installation) answeredByTheLiving(ctx context.Context, record probe.Rec
 }
 
 func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.Deployment {
-	labels, now := map[string]string{"app": EchoName}, int64(0)
+	labels := map[string]string{"app": EchoName}
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: EchoName, Namespace: namespace},
 		Spec: appsv1.DeploymentSpec{
@@ -135,7 +135,7 @@ func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.De
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					Affinity:                      notOn(avoid),
-					TerminationGracePeriodSeconds: &now,
+					TerminationGracePeriodSeconds: new(int64(0)),
 					Containers:                    []corev1.Container{echoContainer()},
 					TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
 						MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway,
@@ -149,10 +149,9 @@ func echoDeployment(namespace string, replicas int32, avoid []string) *appsv1.De
 
 // EchoPod is an echo pod on the node, with the label app=name: not one of RunEcho's.
 func EchoPod(name, node string) *corev1.Pod {
-	now := int64(0)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-", Labels: map[string]string{"app": name}},
-		Spec:       corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &now, Containers: []corev1.Container{echoContainer()}},
+		Spec:       corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: new(int64(0)), Containers: []corev1.Container{echoContainer()}},
 	}
 }
 

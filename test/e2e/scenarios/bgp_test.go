@@ -51,8 +51,7 @@ var quickPeers = strings.ReplaceAll(peers, slowBFD, quickBFD)
 
 // dualStack asks for an address of each family.
 func dualStack(svc *corev1.Service) {
-	policy := corev1.IPFamilyPolicyRequireDualStack
-	svc.Spec.IPFamilyPolicy = &policy
+	svc.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
 }
 
 func localPolicy(svc *corev1.Service) {

@@ -218,8 +218,7 @@ func (s *story) plantPod() {
 	}, metav1.CreateOptions{})
 	require.NoError(s, err)
 	s.afterwards(func() {
-		now := int64(0)
-		require.NoError(s, pods.Delete(s.ctx, "planted", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+		require.NoError(s, pods.Delete(s.ctx, "planted", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	})
 }
 

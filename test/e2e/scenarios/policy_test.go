@@ -40,13 +40,13 @@ func (s *story) policy(namespace, name string, spec networkingv1.NetworkPolicySp
 // takes connections.
 func (s *story) likeHelmTest() *corev1.Pod {
 	s.Helper()
-	pods, now := s.Kube.CoreV1().Pods(lodestone.Namespace), int64(0)
+	pods := s.Kube.CoreV1().Pods(lodestone.Namespace)
 	pod, err := pods.Create(s.ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "like-helm-test", Labels: map[string]string{
 			"app.kubernetes.io/name": "lodestone", "app.kubernetes.io/instance": "lodestone", "app.kubernetes.io/component": "test",
 		}},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: &now,
+			TerminationGracePeriodSeconds: new(int64(0)),
 			Containers:                    []corev1.Container{{Name: "echo", Image: lab.EchoImage, ImagePullPolicy: corev1.PullNever}},
 		},
 	}, metav1.CreateOptions{})

@@ -104,8 +104,7 @@ func (s *story) end() {
 		return err
 	})
 	s.eventually("the nodes forget the connections to VIPs", s.ForgetConnections)
-	now := int64(0)
-	require.NoError(s, s.Kube.CoreV1().Namespaces().Delete(ctx, s.namespace, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	require.NoError(s, s.Kube.CoreV1().Namespaces().Delete(ctx, s.namespace, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 }
 
 // dump prints what a person would look at first.
@@ -184,13 +183,12 @@ func port(name string, protocol corev1.Protocol, number int32) option {
 // 80 by TCP unless the options name ports.
 func (s *story) service(name string, options ...option) *corev1.Service {
 	s.Helper()
-	none := false
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.namespace},
 		Spec: corev1.ServiceSpec{
 			Type:                          corev1.ServiceTypeLoadBalancer,
 			Selector:                      map[string]string{"app": "echo"},
-			AllocateLoadBalancerNodePorts: &none,
+			AllocateLoadBalancerNodePorts: new(false),
 		},
 	}
 	for _, o := range options {

@@ -193,9 +193,8 @@ func (s *soak) leave(ctx context.Context) error {
 
 // remove deletes the namespace of a run, and waits until nothing of it is left.
 func (s *soak) remove(ctx context.Context) error {
-	now := int64(0)
 	return lodestone.Wait(ctx, "the namespace "+namespace+" is gone", func() error {
-		err := s.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		err := s.Kube.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

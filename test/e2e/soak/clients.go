@@ -134,7 +134,7 @@ func (s *soak) prepare(ctx context.Context) error {
 
 // create creates a Service of the user's.
 func (s *soak) create(ctx context.Context, name string, u user) error {
-	none, family := false, corev1.IPv4Protocol
+	family := corev1.IPv4Protocol
 	if u.six() {
 		family = corev1.IPv6Protocol
 	}
@@ -143,7 +143,7 @@ func (s *soak) create(ctx context.Context, name string, u user) error {
 			Annotations: map[string]string{"lodestone.io/address-pool": u.pool}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": lodestone.EchoName},
-			AllocateLoadBalancerNodePorts: &none, IPFamilies: []corev1.IPFamily{family},
+			AllocateLoadBalancerNodePorts: new(false), IPFamilies: []corev1.IPFamily{family},
 		},
 	}
 	if u.local {

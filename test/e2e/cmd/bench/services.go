@@ -94,13 +94,12 @@ func (l load) makeNamespace(ctx context.Context) error {
 // service has no selector: endpoints are not what is measured, and would cost
 // more than all the rest.
 func service(name string) *corev1.Service {
-	none := false
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: corev1.ServiceSpec{
 			Type:                          corev1.ServiceTypeLoadBalancer,
 			Ports:                         []corev1.ServicePort{{Port: 80}},
-			AllocateLoadBalancerNodePorts: &none, // there are only 2,768
+			AllocateLoadBalancerNodePorts: new(false), // there are only 2,768
 		},
 	}
 }
@@ -157,9 +156,8 @@ func (l load) clear(ctx context.Context) error {
 }
 
 func statusPatch(name string) []byte {
-	mode := corev1.LoadBalancerIPModeVIP
 	raw, err := json.Marshal(map[string]any{"status": corev1.ServiceStatus{
-		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.19.63.1" + name[len(name)-2:], IPMode: &mode}}},
+		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.19.63.1" + name[len(name)-2:], IPMode: new(corev1.LoadBalancerIPModeVIP)}}},
 		Conditions: []metav1.Condition{{
 			Type: "example.com/Bare", Status: metav1.ConditionTrue, Reason: "Bare", LastTransitionTime: metav1.Now(),
 			Message: "an address and a sentence of the usual length",
