@@ -167,7 +167,8 @@ func (c *cluster) serve(ctx context.Context, number int) (w Waits, err error) {
 func (c *cluster) serveOne(ctx context.Context, name string) (created, addressed, announced time.Duration, err error) {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}, NodeName: new(c.nodes[0])}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}, NodeName: new(c.nodes[0])}},
 	}
 	if _, err := c.kube.DiscoveryV1().EndpointSlices(tenant).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
 		return 0, 0, 0, err

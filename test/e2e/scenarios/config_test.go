@@ -161,7 +161,8 @@ func (s *story) startSpeakersAnew() {
 // replaceSpeakers ends all speakers' pods at once; kubelets start others.
 func (s *story) replaceSpeakers() {
 	s.Helper()
-	require.NoError(s, s.Kube.CoreV1().Pods(lodestone.Namespace).DeleteCollection(s.ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))},
+	require.NoError(s, s.Kube.CoreV1().Pods(lodestone.Namespace).DeleteCollection(s.ctx,
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))},
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=speaker"}))
 }
 

@@ -157,7 +157,8 @@ func (l load) clear(ctx context.Context) error {
 
 func statusPatch(name string) []byte {
 	raw, err := json.Marshal(map[string]any{"status": corev1.ServiceStatus{
-		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.19.63.1" + name[len(name)-2:], IPMode: new(corev1.LoadBalancerIPModeVIP)}}},
+		LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
+			{IP: "198.19.63.1" + name[len(name)-2:], IPMode: new(corev1.LoadBalancerIPModeVIP)}}},
 		Conditions: []metav1.Condition{{
 			Type: "example.com/Bare", Status: metav1.ConditionTrue, Reason: "Bare", LastTransitionTime: metav1.Now(),
 			Message: "an address and a sentence of the usual length",
