@@ -162,6 +162,9 @@ func (w *World) dataFault(f Fault, n *node) (end func()) {
 		if n.plane.rules != nil {
 			n.plane.rules.Forget()
 			w.checks.connections.flushed = w.now
+			if !n.running {
+				n.plane.flushed = w.now
+			}
 		}
 	case Owner:
 		by := func(count int) {

@@ -25,6 +25,7 @@ type plane struct {
 	crashed    time.Duration // when it lost its power last
 	on         time.Duration // when it got it again
 	ruled      time.Duration // when it had rules again
+	flushed    time.Duration // when its rules were flushed last while its speaker did not run
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
 	proxied    map[netip.AddrPort]*proxied
@@ -185,11 +186,14 @@ func (p *plane) recordSegment(s *tcp, text string) {
 // docs/explanation/found-by.md: direct forwarding was switched off before the node had rules again; a Director began while the
 // node had none; or there was another Service of that name and VIP.
 func (p *plane) mayReset(c *connection) bool {
+	lost, back := max(p.crashed, p.flushed), max(p.on, p.flushed)
 	unnoticed := slices.ContainsFunc(p.nodes, func(o *node) bool {
 		began := o.director.began
-		return o != p.node && began > p.crashed && p.on-began < maxUnnoticed
+		return o != p.node && began > lost && back-began < maxUnnoticed
 	})
-	return p.on > 0 && (p.data.off > 0 && (p.rules == nil || p.ruled > p.data.switched) || p.rules == nil && unnoticed) ||
+	lacking := p.on > 0 && p.rules == nil
+	return p.on > 0 && p.data.off > 0 && (lacking || p.ruled > p.data.switched) ||
+		(lacking || p.director.began < p.flushed) && unnoticed ||
 		!p.running && p.data.again[c.service] && p.rules != nil && p.rules.Program(c.vip, false) == nil
 }
 
