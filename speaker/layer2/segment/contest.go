@@ -161,11 +161,16 @@ func (c *Config) numbered(v *vip, n seal.Nonce) wire.Statement {
 	return wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.First().Numbered(v.addr, c.Self, v.Home, n)}
 }
 
+// hasAnswered notes that the speaker, if it is asked about its claim, has shown that it made the claim itself.
+func (v *vip) hasAnswered(speaker wire.MAC) {
+	if _, asked := v.challenged[speaker]; asked {
+		v.challenged[speaker] = true
+	}
+}
+
 // yield leaves the VIP to another speaker, and polls that speaker from then on.
 func (m *Machine) yield(v *vip, to wire.MAC) {
-	if _, asked := v.challenged[to]; asked {
-		v.challenged[to] = true
-	}
+	v.hasAnswered(to)
 	fresh := v.reason != Yielded
 	if v.reason, v.by, v.missed = Yielded, to, 0; !fresh {
 		return

@@ -77,6 +77,9 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 		case !known:
 		case n == (seal.Nonce{}): // perhaps the VIP leaves it, and clients look for the VIP there
 			m.defend(v, m.now.Add(correction))
+		case m.nonces.fits(n, v.addr, m.now): // our question, returned by a speaker that the VIP leaves
+			v.hasAnswered(msg.From)
+			fallthrough
 		default:
 			s = m.numbered(v, n)
 		}

@@ -243,6 +243,24 @@ func TestWhoHasAnsweredMakesNoConflict(t *testing.T) {
 	}
 }
 
+// A speaker claims the VIP and gives it up before it is asked. It returns the question, and its silence after that is no conflict.
+// (Seed 330003377 of make simulate, with three nodes.)
+func TestWhoGivesUpAtOnceMakesNoConflict(t *testing.T) {
+	t.Parallel()
+	l := newLAN(2, wire.ARP{})
+	l.assign(0, map[netip.Addr]VIP{vipA: {}})
+	l.pass(time.Minute)
+	l.act(1, Assigned{map[netip.Addr]VIP{vipA: {Home: true}}})
+	l.act(1, Due{})
+	require.NotEmpty(t, l.wire, "the claim has not arrived yet")
+	l.assign(1, map[netip.Addr]VIP{vipA: {Home: true, Leaving: true}})
+	l.pass(10 * time.Second)
+	require.Equal(t, []int{0}, l.answerers(vipA))
+	for _, n := range l.notes {
+		require.NotEqual(t, Conflict, n.Kind, "%+v", n)
+	}
+}
+
 // When a VIP moves by plan, a node answers for it at every moment, and both do for no longer
 // than a few frames take, whichever hears of the move first.
 func TestMoveByPlan(t *testing.T) {
