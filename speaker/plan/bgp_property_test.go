@@ -118,7 +118,7 @@ func advertised(s plan.Snapshot, node string, a config.Advertisement) (peers []s
 				serving, accepted = true, accepted && (!svc.Local || slices.Contains(svc.ServingNodes, node))
 			}
 		}
-		covered[vip] = serving && accepted && announces(s, node) && !(n.Sick && healthier(s, node, vip))
+		covered[vip] = serving && accepted && announces(s, node) && !(unfit(s, node) && healthier(s, node, vip))
 	}
 	return peers, covered
 }
@@ -126,10 +126,14 @@ func advertised(s plan.Snapshot, node string, a config.Advertisement) (peers []s
 func announces(s plan.Snapshot, node string) bool {
 	n := s.Nodes[node]
 	excluded := n.Leaving || n.Labelled && !s.Config.IgnoreExcludeLabel || slices.Contains(n.Taints, "out")
-	return s.Speakers[node] && !excluded && !n.NetworkUnavailable
+	return s.Speakers[node] && !excluded
 }
 
-// healthier reports whether some other node that is not sick announces the VIP, which serves,
+func unfit(s plan.Snapshot, node string) bool {
+	return s.Nodes[node].Sick || s.Nodes[node].NetworkUnavailable
+}
+
+// healthier reports whether some other node that is not unfit announces the VIP, which serves,
 // by an advertisement by which the node may.
 func healthier(s plan.Snapshot, node string, vip netip.Addr) bool {
 	by := func(node string, a config.Advertisement) bool {
@@ -143,11 +147,11 @@ func healthier(s plan.Snapshot, node string, vip netip.Addr) bool {
 		}
 		return false
 	}
-	for other, n := range s.Nodes {
+	for other := range s.Nodes {
 		accepted := !slices.ContainsFunc(s.Services, func(svc plan.Service) bool {
 			return slices.Contains(svc.VIPs, vip) && svc.Serving && svc.Local && !slices.Contains(svc.ServingNodes, other)
 		})
-		if other == node || n.Sick || !accepted || !announces(s, other) {
+		if other == node || unfit(s, other) || !accepted || !announces(s, other) {
 			continue
 		}
 		for _, a := range s.Config.Advertisements {

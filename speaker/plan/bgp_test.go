@@ -75,6 +75,7 @@ var routedStories = map[string]func(*story){
 		s.wantOwner(vip, "")
 	},
 	"24 a node that must not announce keeps its sessions": func(s *story) {
+		s.Nodes["n4"], s.Speakers["n4"] = s.Nodes["n1"], true
 		s.node("n1", func(n *plan.Node) { n.Labelled = true })
 		s.node("n2", func(n *plan.Node) { n.NetworkUnavailable = true })
 		s.Speakers["n3"] = false
@@ -83,6 +84,8 @@ var routedStories = map[string]func(*story){
 			s.wantSilent(node, vip, reason)
 			assert.Len(s.t, s.bgp(node).Sessions, 2)
 		}
+		delete(s.Nodes, "n4")
+		s.wantHeard(vip, "n2", "tor-a", "tor-b") // there is no other
 		delete(s.Nodes, "n1")
 		assert.Equal(s.t, plan.NodeUnknown, plan.Make("n1", s.Snapshot).Silent[vip].Reason)
 		assert.Empty(s.t, s.bgp("n1").Sessions)

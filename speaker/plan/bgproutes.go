@@ -85,8 +85,6 @@ func (r *router) set(s Snapshot) (changed bool) {
 		obstacle = NodeUnknown
 	case self.Excluded(s.Config):
 		obstacle = NodeExcluded
-	case self.NetworkUnavailable:
-		obstacle = NetworkUnavailable
 	case !s.Speakers[r.node]:
 		obstacle = SpeakerNotReady
 	}
@@ -95,7 +93,7 @@ func (r *router) set(s Snapshot) (changed bool) {
 	pods := announcedPods(r.node, s)
 	changed = !maps.Equal(sessions, r.sessions) || !maps.Equal(problems, r.problems)
 	if !changed && s.Config == r.config && obstacle == r.obstacle && maps.Equal(self.Labels, r.self.Labels) && slices.Equal(pods, r.pods) &&
-		maps.EqualFunc(healthy, r.healthy, announcer.equal) {
+		self.NetworkUnavailable == r.self.NetworkUnavailable && maps.EqualFunc(healthy, r.healthy, announcer.equal) {
 		return false
 	}
 	r.config, r.self, r.obstacle, r.pods, r.healthy = s.Config, self, obstacle, pods, healthy
@@ -125,7 +123,9 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 	case !demand.acceptedBy(r.node):
 		silence = silent(NoLocalEndpoint)
 	case r.servedByHealthy(d, demand):
-		silence = silent(SpeakerNotReady)
+		if silence = silent(SpeakerNotReady); r.self.NetworkUnavailable {
+			silence = silent(NetworkUnavailable)
+		}
 	}
 	served := len(d.offers) > 0 && silence == Silence{}
 	r.move(addr, place{d, served})
@@ -135,14 +135,14 @@ func (r *router) look(addr netip.Addr, pool *config.Pool, sharers []*Service, de
 	return d.peers, Silence{}
 }
 
-// healthierThan returns, if the node is sick, the other nodes that may announce and are not sick.
+// healthierThan returns, if the node is unfit, the other nodes that may announce and are not.
 func healthierThan(node string, s Snapshot) map[string]announcer {
-	if !s.Nodes[node].Sick {
+	if !s.Nodes[node].unfit() {
 		return nil
 	}
 	healthy := map[string]announcer{}
 	for name, n := range s.Nodes {
-		if name != node && s.sound(name) && !n.Sick {
+		if name != node && s.sound(name) && !n.unfit() {
 			sessions, _ := s.sessionsAlone(name)
 			healthy[name] = announcer{n.Labels, slices.Sorted(maps.Keys(sessions))}
 		}
@@ -160,7 +160,7 @@ func (a announcer) equal(b announcer) bool {
 	return maps.Equal(a.labels, b.labels) && slices.Equal(a.peers, b.peers)
 }
 
-// servedByHealthy reports whether this node is sick and a healthy one announces the VIPs by an
+// servedByHealthy reports whether this node is unfit and a healthy one announces the VIPs by an
 // advertisement of the domain.
 func (r *router) servedByHealthy(d *domain, demand vip) bool {
 	for name, n := range r.healthy {

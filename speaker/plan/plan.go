@@ -173,12 +173,15 @@ func (n Node) Excluded(c *config.Config) bool {
 }
 
 // impaired reports whether the node is the last choice.
-func (n Node) impaired() bool { return n.Blind || n.Sick }
+func (n Node) impaired() bool { return n.Blind || n.unfit() }
+
+// unfit reports whether what comes to the node may not reach pods.
+func (n Node) unfit() bool { return n.Sick || n.NetworkUnavailable }
 
 // sound reports whether the node may own VIPs of its segments, and announce VIPs to routers.
 func (s *Snapshot) sound(name string) bool {
 	n := s.Nodes[name]
-	return s.Speakers[name] && !n.Excluded(s.Config) && !n.NetworkUnavailable
+	return s.Speakers[name] && !n.Excluded(s.Config)
 }
 
 // Reaches reports whether the node can hand packets for a VIP to the other node: the other node's address is

@@ -181,10 +181,14 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "")
 		s.wantSilent("n1", vip, plan.NoServingEndpoint)
 	},
-	"4 a node without network is not used": func(s *story) {
+	"4 a node without network is used only if there is no other": func(s *story) {
 		owner := s.owner(vip)
 		s.node(owner, func(n *plan.Node) { n.NetworkUnavailable = true })
 		s.wantSilent(owner, vip, plan.NetworkUnavailable)
+		for _, n := range []string{"n1", "n2", "n3"} {
+			s.node(n, func(n *plan.Node) { n.NetworkUnavailable = true })
+		}
+		s.wantOwner(vip, owner)
 	},
 	"5 the exclude label moves the VIP, removing it brings it back": func(s *story) {
 		owner := s.owner(vip)

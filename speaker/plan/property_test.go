@@ -218,13 +218,13 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 		linked = linked || sound(name) && !unplugged(name)
 	}
 	serving := slices.ContainsFunc(sharers, func(svc plan.Service) bool { return svc.Serving })
-	for _, blind := range []bool{false, true} { // the blind and the sick only if there is nobody else
+	for _, blind := range []bool{false, true} { // the blind and the unfit only if there is nobody else
 		heaviest := 0
 		for name := range selected {
 			accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool {
 				return svc.Serving && svc.Local && !slices.Contains(svc.ServingNodes, name)
 			})
-			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || s.Nodes[name].Sick) && !blind {
+			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || unfit(s, name)) && !blind {
 				continue
 			}
 			if kept && s.Nodes[name].Claims != (report.Claims{}) {

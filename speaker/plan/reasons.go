@@ -56,7 +56,8 @@ func Reasons() reason.Texts[Reason] {
 			Cure: "Remove node.kubernetes.io/exclude-from-external-load-balancers if the node is to announce VIPs. kubeadm sets it on nodes " +
 				"of the control plane: where there are no others, ignoreExcludeLabel in the configuration is for them.",
 			Keys: []string{"ignoreExcludeLabel", "excludeTaints"}},
-		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready.",
+		NetworkUnavailable: {Cause: "The node's condition NetworkUnavailable is true: its network plugin is not ready, and that of " +
+			"another node that could serve is.",
 			Cure: "See to the network plugin on the node."},
 		LinkDown: {Cause: "The node's interfaces that announce the VIP are down or without a carrier, or the one by which its speaker " +
 			"lost the others was, and it has not met them again.", Cure: "See to the cable, the switch port, or ip link on the node."},

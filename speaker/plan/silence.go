@@ -65,7 +65,7 @@ var messages = map[Reason]string{
 	NotOnSegment:       "the advertisements announce on no interface of this node that is on its subnet",
 	NodeExcluded: "the node has the label node.kubernetes.io/exclude-from-external-load-balancers, or the taint " +
 		"node.kubernetes.io/out-of-service or ToBeDeletedByClusterAutoscaler, or one of the configuration's excludeTaints",
-	NetworkUnavailable: "the node's condition NetworkUnavailable is set",
+	NetworkUnavailable: "the node's condition NetworkUnavailable is set, and not that of another node that could serve",
 	LinkDown:           "the node's interfaces that announce it are down, or down for IPv6",
 	SpeakerNotReady:    "the node's speaker is not ready",
 	NodeUnknown:        "the API server has no such node",

@@ -170,7 +170,8 @@ func (b *book) apart(a *api) string {
 		for _, name := range b.showing[addr] {
 			first := b.showing[addr][0]
 			if b.dhcp.leases(addr) {
-				if _, ok := b.dhcp.leasedTo(name, addr); !ok {
+				// Without another one it keeps an address from before a controller's start, which the server refuses.
+				if _, ok := b.dhcp.leasedTo(name, addr); !ok && !b.dhcp.full() {
 					return fmt.Sprintf("%s has %s, which is not leased to it", name, addr)
 				}
 			}

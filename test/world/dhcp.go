@@ -100,6 +100,11 @@ func (d *dhcpServer) request(client string, want netip.Addr) (answered bool, got
 	return true, got
 }
 
+// full reports whether all addresses of the server are leased.
+func (d *dhcpServer) full() bool {
+	return !slices.ContainsFunc(d.addresses(), func(addr netip.Addr) bool { return d.grants[addr].until < d.now })
+}
+
 // release ends a client's lease of an address.
 func (d *dhcpServer) release(client string, addr netip.Addr) {
 	if d.grants[addr].client == client {

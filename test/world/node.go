@@ -373,6 +373,9 @@ func (n *node) podsChanged(service string, here bool) {
 
 // healthChanged is called when kube-proxy becomes healthy or not.
 func (n *node) healthChanged() {
+	if n.routing != nil {
+		n.routing.checks.learn() // it may last for a shorter time than that between two looks
+	}
 	n.publish()
 	if n.running {
 		n.membersChanged()

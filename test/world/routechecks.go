@@ -369,7 +369,7 @@ func (c *routeChecks) withdrawn(a *adjacency, prefix netip.Prefix, e entry, at t
 	}
 	labelled := c.api.objects["node/"+n.name].(plan.Node).Labelled //nolint:errcheck // nothing else is there
 	hasty := e.avoided == never || at-e.avoided < minAvoided && e.avoided > e.came
-	if (n.stopping || labelled) && hasty && !e.stale && c.leaves(n, r, prefix) {
+	if (n.stopping || labelled) && hasty && !e.stale && at-c.sickened > maxUnroutedSick && c.leaves(n, r, prefix) {
 		c.fail("who leaves is avoided first", "%s has no %s of %s any more, and was not asked to prefer others", r.name, prefix, n.name)
 	}
 }
