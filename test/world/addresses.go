@@ -170,8 +170,8 @@ func (b *book) apart(a *api) string {
 		for _, name := range b.showing[addr] {
 			first := b.showing[addr][0]
 			if b.dhcp.leases(addr) {
-				// Without another one it keeps an address from before a controller's start, which the server refuses.
-				if _, ok := b.dhcp.leasedTo(name, addr); !ok && !b.dhcp.full() {
+				// A Service keeps an address from before a controller's start, which the server does not have any more, if it gets no other.
+				if _, ok := b.dhcp.leasedTo(name, addr); !ok && !b.dhcp.replacesNone(addr) {
 					return fmt.Sprintf("%s has %s, which is not leased to it", name, addr)
 				}
 			}

@@ -100,9 +100,10 @@ func (d *dhcpServer) request(client string, want netip.Addr) (answered bool, got
 	return true, got
 }
 
-// full reports whether all addresses of the server are leased.
-func (d *dhcpServer) full() bool {
-	return !slices.ContainsFunc(d.addresses(), func(addr netip.Addr) bool { return d.grants[addr].until < d.now })
+// replacesNone reports whether the server does not have the address, and has leased all that it has.
+func (d *dhcpServer) replacesNone(addr netip.Addr) bool {
+	free := func(addr netip.Addr) bool { return d.grants[addr].until < d.now }
+	return !slices.Contains(d.addresses(), addr) && !slices.ContainsFunc(d.addresses(), free)
 }
 
 // release ends a client's lease of an address.
