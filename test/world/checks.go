@@ -293,7 +293,7 @@ func (c *checks) checkForwarder(vip netip.Addr, v *watched) {
 	}
 	forwards := func(n *node) bool {
 		since, here := n.forwards[holders[0]]
-		return here && since <= c.now
+		return here && since <= c.now && n.sick == 0 // nobody waits where kube-proxy is not healthy: it may not forward
 	}
 	able, fit, idle := c.couldServe(vip), uint64(0), v.announcing // fit could go on, idle do not forward it
 	v.from &= able | v.announcing                                 // one that has lost its pods and has others again is not the owner before
