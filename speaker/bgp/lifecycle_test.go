@@ -521,5 +521,5 @@ func TestKeepalivesDuringChanges(t *testing.T) {
 		w.set()
 	}
 	require.Zero(t, neighbor(f, "198.18.0.1").ConnectionsDropped)
-	require.Empty(t, w.status("tor").LastError)
+	w.unbroken("tor")
 }

@@ -150,7 +150,7 @@ func TestPeersAreIndependent(t *testing.T) {
 	got := neighbor(b, "198.18.0.1")
 	require.Zero(t, got.ConnectionsDropped)
 	require.Equal(t, 3, got.MessageStats.UpdatesRecv)
-	require.Empty(t, w.status("b").LastError)
+	w.unbroken("b")
 }
 
 func TestPasswords(t *testing.T) {
@@ -214,7 +214,7 @@ func TestPasswords(t *testing.T) {
 	require.Equal(t, dropped, neighbor(f, "198.18.0.1").ConnectionsDropped)
 
 	require.Zero(t, neighbor(open, "198.18.0.1").ConnectionsDropped)
-	require.Empty(t, w.status("open").LastError)
+	w.unbroken("open")
 	for _, password := range []string{"right", "wrong", "other", "third"} {
 		require.NotContains(t, w.log.String(), "pw-"+password)
 	}

@@ -174,6 +174,13 @@ func (w *world) up(name string) Peer {
 	return w.status(name)
 }
 
+// unbroken checks that no session with the peer has ended. Attempts before the first one may have failed, on a busy machine.
+func (w *world) unbroken(name string) {
+	w.t.Helper()
+	require.Equal(w.t, Established, w.status(name).State)
+	require.NotContains(w.t, w.log.String(), `msg="BGP session ended" peer=`+name+" ")
+}
+
 // down waits until there is no session because of an error with these words.
 func (w *world) down(name string, words ...string) Peer {
 	w.t.Helper()
