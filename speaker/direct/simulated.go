@@ -170,6 +170,12 @@ func (s *Simulated) SwitchedOff(at netip.AddrPort) bool {
 	return false
 }
 
+// PassesOver reports whether the rules ask a node for no connections because it did not answer.
+func (s *Simulated) PassesOver(node netip.Addr) bool {
+	n := s.nodes[node]
+	return n != nil && n.silent
+}
+
 // Open returns, for each bucket of a VIP and port, the node that takes new connections: the zero value if that is this node
 // or one that does not answer. Nil: there is no table.
 func (s *Simulated) Open(at netip.AddrPort) (nodes []netip.Addr) {

@@ -34,8 +34,9 @@ const (
 	// maxGap is that gap: the time of a frame.
 	maxGap = 5 * time.Millisecond
 	// maxBoth: two nodes that hear each other do not both announce a VIP for longer than three beacons, a question and
-	// a correction take. One that misses no speaker takes the other for the next owner (5 s) first.
-	maxBoth, maxBothWhole = 2 * time.Second, 6 * time.Second
+	// a correction take. One that misses no speaker takes the other for the next owner (5 s) first. While somebody repeats
+	// claims of the VIP, it gets no beacon, and the defence (10 s) comes instead.
+	maxBoth, maxBothWhole, maxBothClaimed = 2 * time.Second, 6 * time.Second, 12 * time.Second
 	// maxUnassigned: nobody who is in touch with the API server answers for an address that no Service has.
 	// One that ends does so for the time of a hand-over.
 	maxUnassigned = 3 * time.Second
@@ -93,6 +94,8 @@ type watched struct {
 	// none is since when nobody answers, both since when two nodes announce, able since when somebody could serve, and
 	// unassigned since when no Service has the VIP. Negative: it is not so.
 	none, both, able, unassigned time.Duration
+	// heir is since when somebody could who does not answer.
+	heir time.Duration
 	// idle is since when who announces it does not forward it.
 	idle time.Duration
 	// lost is for how long nobody has answered since lostSince, taken together.
@@ -122,7 +125,7 @@ func (c *checks) known(vip netip.Addr) bool { return slices.Contains(c.ordered, 
 func (c *checks) vip(vip netip.Addr) *watched {
 	v := c.vips[vip]
 	if v == nil {
-		v = &watched{none: c.now, both: never, able: never, idle: never, unassigned: c.now}
+		v = &watched{none: c.now, both: never, able: never, heir: never, idle: never, unassigned: c.now}
 		c.vips[vip] = v
 		at, _ := slices.BinarySearchFunc(c.all, vip, netip.Addr.Compare)
 		c.all = slices.Insert(c.all, at, vip)
@@ -175,7 +178,7 @@ func (c *checks) note(vip netip.Addr, v *watched) {
 		}
 		v.none = never
 	case v.none == never:
-		v.none, v.planned = c.now, c.now-c.disturbed > calm && v.able != never && c.now-v.able > calm && c.hostile == 0
+		v.none, v.planned = c.now, c.now-c.disturbed > calm && v.heir != never && c.now-v.heir > calm && c.hostile == 0 && c.acquainted()
 	}
 	if bits.OnesCount64(v.announcing) < 2 {
 		v.both = never
@@ -238,11 +241,26 @@ func (c *checks) lookWhoIsAble() {
 }
 
 func (c *checks) lookWhoIsAbleFor(vip netip.Addr, v *watched) {
-	if able := c.couldServe(vip); able == 0 {
-		v.able = never
-	} else if v.able == never {
-		v.able = c.now
+	since := func(is bool, before time.Duration) time.Duration {
+		switch {
+		case !is:
+			return never
+		case before == never:
+			return c.now
+		}
+		return before
 	}
+	able := c.couldServe(vip)
+	v.able, v.heir = since(able != 0, v.able), since(able&^v.answering != 0, v.heir)
+}
+
+// acquainted reports whether no speaker that runs takes another one for lost. If one does, it leaves no VIP to it.
+func (c *checks) acquainted() bool {
+	return !slices.ContainsFunc(c.nodes, func(n *node) bool {
+		return n.participates() && slices.ContainsFunc(c.nodes, func(o *node) bool {
+			return o != n && o.participates() && !n.view[o.id].alive
+		})
+	})
 }
 
 func (c *checks) checkBounds(vip netip.Addr, v *watched) {
@@ -379,6 +397,9 @@ func (c *checks) noted(n *node, note segment.Note) {
 // boundOfBoth returns for how long these nodes may all announce a VIP of the segment. Zero: they do not hear each other.
 func (c *checks) boundOfBoth(l *lan, nodes uint64) time.Duration {
 	bound := maxBoth
+	if c.hostile > 0 {
+		bound = maxBothClaimed
+	}
 	for _, n := range c.nodes {
 		if nodes&(1<<n.id) == 0 {
 			continue
@@ -387,7 +408,7 @@ func (c *checks) boundOfBoth(l *lan, nodes uint64) time.Duration {
 			return 0
 		}
 		if n.whole {
-			bound = maxBothWhole
+			bound = max(bound, maxBothWhole)
 		}
 		for _, o := range c.nodes {
 			if n != o && nodes&(1<<o.id) != 0 && !l.open(n.id, o.id) {

@@ -206,6 +206,8 @@ func (c *connection) mayEnd() string {
 		return "not all nodes are asked"
 	case c.unsettled():
 		return "its endpoints have changed while speakers were lost"
+	case c.passedOver():
+		return "a node passes over its node"
 	case c.checks.connections.flushed > 0 && c.now-c.checks.connections.flushed < maxFlushed:
 		return "rules were flushed"
 	}
@@ -230,6 +232,14 @@ func (c *connection) unsettled() bool {
 		lost, first = lost+1, min(first, n.plane.absent.since)
 	}
 	return lost > 1 && changed > first
+}
+
+// passedOver reports whether a node whose speaker ended when it did not reach the connection's node has stayed with that.
+// Known: see docs/explanation/found-by.md.
+func (c *connection) passedOver() bool {
+	return slices.ContainsFunc(c.nodes, func(n *node) bool {
+		return !n.running && n.plane.rules != nil && n.plane.rules.PassesOver(address(c.keeper.id, c.vip.Addr().Is4()))
+	})
 }
 
 // absence is the time during which another speaker does not hear that of a node.

@@ -236,24 +236,25 @@ func (w *World) away(nodes ...*node) (back func()) {
 	for _, n := range nodes {
 		names = append(names, n.name)
 	}
-	again := w.api.leave(names...)
+	again, over := w.api.leave(names...), false
 	for _, n := range nodes {
-		w.blind(n)
+		w.blind(n, &over)
 	}
 	return func() {
 		again()
+		over = true
 		for _, n := range nodes {
 			w.seeing(n)
 		}
 	}
 }
 
-// blind makes a node notice that it alone does not reach the API server; see package apihealth.
-func (w *World) blind(n *node) {
-	away := func(o *node) bool { return w.api.away[o.name] > 0 }
+// blind makes a node notice that it alone does not reach the API server, unless that is over; see package apihealth.
+func (w *World) blind(n *node, over *bool) {
+	reaches := func(o *node) bool { return o.running && w.api.away[o.name] == 0 }
 	life := n.life
 	w.after(30*time.Second, func() {
-		if n.life == life && n.running && away(n) && slices.ContainsFunc(w.nodes, func(o *node) bool { return o.running && !away(o) }) {
+		if n.life == life && n.running && !*over && slices.ContainsFunc(w.nodes, reaches) {
 			n.metadata.blind = true
 			n.publish()
 			n.membersChanged()

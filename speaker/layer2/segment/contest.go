@@ -128,14 +128,15 @@ func (m *Machine) ask(p pending) {
 	m.queue.enter(p)
 }
 
-// askChallenged asks the speaker that claims a VIP of ours. After the last question without an answer it
-// reports that somebody repeats that speaker's claims.
+// askChallenged asks the speaker that claims a VIP of ours. If it has given the VIP up since, or does not answer the last question,
+// hosts that believed the claim are corrected. In the second case somebody repeats that speaker's claims.
 func (m *Machine) askChallenged(p pending) [][]byte {
 	switch v := p.vip; {
-	case v.reason == Yielded && v.by == p.to:
-		return nil // it has answered
-	case p.asked == challenges && (v.reason == Yielded || p.answered):
-		return nil // This node has yielded to a third speaker; or the silent one had the VIP and has given it up since.
+	case v.reason == Yielded && (v.by == p.to || p.asked == challenges):
+		return nil // It has answered; or this node has yielded to a third speaker.
+	case p.answered:
+		m.defend(v, m.now)
+		return nil
 	case p.asked == challenges:
 		m.noteConflict(v, Note{Other: p.to, Silent: true, Announced: v.reason == ""})
 		m.defend(v, m.now)

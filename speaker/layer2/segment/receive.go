@@ -60,10 +60,7 @@ func (m *Machine) answer(v *vip, msg wire.Message) {
 	case v.Leaving && !v.answersAtLast():
 		return
 	case v.Leaving && known: // the next owner, which has yielded to this node; or one that the VIP leaves, too, returns a question
-		if n := msg.Seal.Nonce(); n != (seal.Nonce{}) && !msg.Seal.Returned() {
-			returned := wire.Statement{Self: m.Self, VIP: v.addr, Seal: m.Keys.First().Returned(v.addr, m.Self, n)}
-			m.out.send(m.Protocol.Probe(returned, msg.From))
-		}
+		m.out.send(m.returned(v, msg)...)
 		return
 	case v.reason != "":
 		m.meet(v, msg, known)
@@ -106,11 +103,26 @@ func (m *Machine) meet(v *vip, msg wire.Message, known bool) {
 	}
 }
 
+// returned returns the frame that returns a question, if msg is one. So who asks sees that this node has made the claim that the question
+// is about, if there was one, and that it does not announce the VIP any more.
+func (c *Config) returned(v *vip, msg wire.Message) (frames [][]byte) {
+	if n := msg.Seal.Nonce(); n != (seal.Nonce{}) && !msg.Seal.Returned() {
+		s := wire.Statement{Self: c.Self, VIP: v.addr, Seal: c.Keys.First().Returned(v.addr, c.Self, n)}
+		frames = append(frames, c.Protocol.Probe(s, msg.From))
+	}
+	return frames
+}
+
 // heed handles a question about a VIP that this node does not announce. If its nonce is that of a question of this node,
-// it comes from the speaker that was asked: the VIP leaves that speaker, which answers for it until it hears the next owner.
+// it comes from the speaker that was asked: the VIP leaves that speaker, which answers for it until it hears the next owner;
+// or that speaker has yielded, too.
 func (m *Machine) heed(v *vip, msg wire.Message) {
 	switch {
-	case v.reason != Yielded || !m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now):
+	case v.reason != Yielded:
+	case !m.nonces.fits(msg.Seal.Nonce(), v.addr, m.now):
+		if !v.Arriving && msg.To == m.Self { // a claim of this node and another one's answer to a question have crossed
+			m.out.send(m.returned(v, msg)...)
+		}
 	case v.Arriving:
 		v.by, v.missed = msg.From, 0
 	case v.by == msg.From:

@@ -261,6 +261,38 @@ func TestWhoGivesUpAtOnceMakesNoConflict(t *testing.T) {
 	}
 }
 
+// A speaker claims the VIP while the answer to a question that it asked before is on its way, yields to that answer, and is asked about
+// its claim. It returns the question, so there is no conflict, and hosts that heard its claim last hear the other one again.
+// (Seed 360002801 of make simulate, with three nodes.)
+func TestWhoYieldsAtOnceMakesNoConflict(t *testing.T) {
+	t.Parallel()
+	l := newLAN(2, wire.ARP{})
+	l.assign(0, map[netip.Addr]VIP{vipA: {}})
+	l.pass(time.Minute)
+	l.act(1, Assigned{map[netip.Addr]VIP{vipA: {Home: true, Leaving: true}}})
+	l.act(1, Due{})
+	for _, to := range []int{0, 1, 0} { // it looks for the next owner, hears a claim, and asks a question
+		require.Len(t, l.wire, 1)
+		frame := l.wire[0].frame
+		l.wire = nil
+		l.act(to, Received{frame})
+	}
+	require.Len(t, l.wire, 1, "the answer has not arrived yet")
+	l.act(1, Assigned{map[netip.Addr]VIP{vipA: {Home: true}}})
+	before := len(l.story.String())
+	l.step(1, Due{})
+	require.Equal(t, State{Yielded, l.nodes[0].Self}, l.nodes[1].State(vipA))
+	l.pass(0)
+	l.assign(1, nil)
+	l.pass(10 * time.Second)
+	require.Equal(t, []int{0}, l.answerers(vipA))
+	announcement := (wire.ARP{}).Announce(l.nodes[0].statement(l.nodes[0].vips[vipA]), false)[0]
+	require.Contains(t, l.story.String()[before:], fmt.Sprintf("node 0: %x", announcement))
+	for _, n := range l.notes {
+		require.NotEqual(t, Conflict, n.Kind, "%+v", n)
+	}
+}
+
 // When a VIP moves by plan, a node answers for it at every moment, and both do for no longer
 // than a few frames take, whichever hears of the move first.
 func TestMoveByPlan(t *testing.T) {
