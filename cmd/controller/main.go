@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) (code int) {
 	go func() { ended <- cli.RunNoErrOutput(cmd) }()
 	select {
 	case err := <-ended:
-		if err != nil {
+		if err != nil && p.stopped.Err() == nil {
 			if !p.ran { // otherwise the command has printed why
 				fmt.Fprintln(stderr, "lodestone-controller:", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -103,14 +104,43 @@ func (p *process) command() (*cobra.Command, error) {
 	cmd.SetFlagErrorFunc(usage.FlagError)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if !cmd.Flags().Changed("version") {
-			_, err = apiclient.Load(opts.Master, opts.Generic.ClientConnection.Kubeconfig)
+			var api *rest.Config
+			api, err = apiclient.Load(opts.Master, opts.Generic.ClientConnection.Kubeconfig)
 			err = cmp.Or(p.flags.check(), checkSyncs(opts.ServiceController.ConcurrentServiceSyncs),
 				checkCredentials(opts.KubeCloudShared.UseServiceAccountCredentials), err)
+			if err == nil {
+				err = p.await(api)
+			}
 		}
 		p.ran = err == nil
 		return err
 	}
 	return cmd, applyDefaults(cmd.Flags())
+}
+
+// await waits until the API server answers, or the process is to stop. The framework would end the process instead, and the kubelet
+// start it anew later and later, at last five minutes after the API server is back.
+func (p *process) await(config *rest.Config) error {
+	api, err := apiclient.Use(config)
+	if err != nil {
+		return err
+	}
+	for logged := ""; ; {
+		ctx, cancel := context.WithTimeout(p.stopped, 2*time.Second)
+		err := api.Ask(ctx)
+		cancel()
+		if err == nil || p.stopped.Err() != nil {
+			return p.stopped.Err()
+		}
+		if text := err.Error(); text != logged {
+			logged = text
+			klog.Background().Error(err, "the API server does not answer, and is waited for")
+		}
+		select {
+		case <-p.stopped.Done():
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // cloud implements app.InitCloudFunc: it builds everything and starts nothing.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,6 +24,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/cloud-provider/app/config"
 	"k8s.io/controller-manager/pkg/clientbuilder"
 
@@ -38,6 +41,50 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/testapi"
 )
+
+// A controller that starts while the API server is away waits for it, and can be stopped meanwhile. If it ended, the kubelet would start it
+// anew later and later.
+func TestStartWaitsForTheAPIServer(t *testing.T) {
+	for _, comes := range []bool{true, false} {
+		var up atomic.Bool
+		asked := make(chan struct{}, 1)
+		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !up.Load() {
+				notify.Wake(asked)
+				panic(http.ErrAbortHandler)
+			}
+			http.Error(w, "no", http.StatusForbidden)
+		}))
+		t.Cleanup(api.Close)
+		ctx, stop := context.WithCancel(t.Context())
+		t.Cleanup(stop)
+		ended := make(chan int, 1)
+		go func() {
+			ended <- run(ctx, []string{"--master=" + api.URL, "--authentication-kubeconfig=" + kubeconfig(t, api.URL), "--cert-dir=" + t.TempDir()},
+				io.Discard)
+		}()
+		for range 2 {
+			<-asked
+		}
+		if comes {
+			up.Store(true)
+			require.Equal(t, 1, <-ended, "the framework has asked, and may not read the certificates of clients")
+		} else {
+			stop()
+			require.Equal(t, 0, <-ended)
+		}
+	}
+}
+
+// kubeconfig returns a file that names an API server.
+func kubeconfig(t *testing.T, server string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: server}}, Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c"}},
+		CurrentContext: "c"}, file))
+	return file
+}
 
 // The informers of the factory, which the framework's controllers and ours share, keep projections of Services, because
 // whole Services of a few tenants would need more memory than the controller has. Our client and those of the framework's
