@@ -15,10 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -55,7 +53,7 @@ type cluster struct {
 
 // service, slice and node are what the informers' stores keep of the objects.
 type service struct {
-	metav1.ObjectMeta
+	objects.Meta
 	plan.Service
 	unmarked []netip.Addr // see the function unmarked
 }
@@ -68,7 +66,7 @@ const unmarkedFor = 5 * time.Second
 // slice keeps the nodes of endpoints as the sorted hashes of their names: a node costs 8 bytes,
 // whatever name an EndpointSlice has for it. 0 stands for endpoints without a node.
 type slice struct {
-	metav1.ObjectMeta
+	objects.Meta
 	service        string
 	family         discoveryv1.AddressType
 	ready, serving []uint64
@@ -76,16 +74,13 @@ type slice struct {
 }
 
 type node struct {
-	metav1.ObjectMeta
+	objects.Meta
 	plan.Node
 }
 
-// GetObjectKind and DeepCopyObject make them objects. Nobody changes them.
-func (*service) GetObjectKind() schema.ObjectKind  { return schema.EmptyObjectKind }
+// DeepCopyObject makes them objects. Nobody changes them.
 func (s *service) DeepCopyObject() kruntime.Object { return s }
-func (*slice) GetObjectKind() schema.ObjectKind    { return schema.EmptyObjectKind }
 func (s *slice) DeepCopyObject() kruntime.Object   { return s }
-func (*node) GetObjectKind() schema.ObjectKind     { return schema.EmptyObjectKind }
 func (n *node) DeepCopyObject() kruntime.Object    { return n }
 
 func newCluster(client kubernetes.Interface, scope kube.Scope) (*cluster, error) {
@@ -140,7 +135,7 @@ func (c *cluster) noteDirty(key string) {
 
 func (c *cluster) noteService(before, after *service) {
 	named := cmp.Or(after, before)
-	key := named.Namespace + "/" + named.ObjectMeta.Name
+	key := named.Namespace + "/" + named.Meta.Name
 	changed := before != nil && after != nil
 	switch {
 	case changed && reflect.DeepEqual(after.Service, before.Service):
@@ -297,7 +292,7 @@ func services(scope kube.Scope) objects.View[*corev1.Service, *service] {
 			return scope.Announces(s) && (len(kube.VIPs(s)) > 0 || len(unmarked(s)) > 0)
 		},
 		Derive: func(s *corev1.Service) *service {
-			return &service{ObjectMeta: objects.Identity(s), Service: snapshot.Service(s, scope), unmarked: unmarked(s)}
+			return &service{Meta: objects.MetaOf(s), Service: snapshot.Service(s, scope), unmarked: unmarked(s)}
 		},
 	}
 }
@@ -312,7 +307,7 @@ func unmarked(s *corev1.Service) []netip.Addr {
 
 func (c *cluster) keepSlice(s *discoveryv1.EndpointSlice) *slice {
 	of, endpoints := snapshot.EndpointsOf(s)
-	kept := &slice{ObjectMeta: objects.Identity(s), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready),
+	kept := &slice{Meta: objects.MetaOf(s), service: of, family: endpoints.Family, ready: c.hashes(endpoints.Ready),
 		notReady: c.hashes(endpoints.NotReady)}
 	if kept.serving = kept.ready; !slices.Equal(endpoints.Ready, endpoints.Serving) {
 		kept.serving = c.hashes(endpoints.Serving)
@@ -330,5 +325,5 @@ func (c *cluster) hashes(names []string) []uint64 {
 }
 
 func keepNode(n *corev1.Node) *node {
-	return &node{objects.Identity(n), snapshot.Node(n)}
+	return &node{objects.MetaOf(n), snapshot.Node(n)}
 }

@@ -8,6 +8,7 @@
 //
 //	kinds.go    the table: what is kept of each kind, within which bounds
 //	objects.go  lists, watches and informers that use it
+//	meta.go     what a cache needs to know of each object
 //	stream.go   reads one object after the other from an answer
 package objects
 
@@ -32,12 +33,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Object is what an informer's cache can keep.
-type Object interface {
-	runtime.Object
-	metav1.Object
-}
-
 // pointer is a pointer to an object that can be cached.
 type pointer[E any] interface {
 	*E
@@ -47,6 +42,7 @@ type pointer[E any] interface {
 // Decodable is a pointer to an object that the API server sends.
 type Decodable[E any] interface {
 	pointer[E]
+	metav1.Object
 	Unmarshal(data []byte) error
 }
 
@@ -195,9 +191,9 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 		}
 		fresh := view.Derive(p)
 		// An object that is cached already is not kept twice, so that a list without changes needs no memory.
-		stored, _, _ := informer.GetStore().GetByKey(key(fresh)) //nolint:errcheck // it cannot fail
-		if old, ok := stored.(Object); ok && old.GetUID() == fresh.GetUID() && old.GetResourceVersion() == fresh.GetResourceVersion() &&
-			fresh.GetResourceVersion() != "" {
+		is := MetaOf(p)
+		stored, _, _ := informer.GetStore().GetByKey(is.key()) //nolint:errcheck // it cannot fail
+		if old, ok := stored.(Object); ok && MetaOf(old.GetObjectMeta()) == is && is.ResourceVersion != "" {
 			return old, true
 		}
 		return fresh, true
@@ -208,7 +204,7 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 			r.reset()
 			head, err := kind.read(ctx, client, scope, scope.First(options), func(obj P) {
 				if kept, ok := r.keep(obj); ok {
-					r.note(kept)
+					r.note(MetaOf(obj).key())
 					l.Items = append(l.Items, kept)
 				}
 			})
@@ -256,13 +252,13 @@ func (r *reader) reset() {
 	clear(r.kept)
 }
 
-func (r *reader) note(obj Object) {
+func (r *reader) note(name string) {
 	if r.all {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kept[key(obj)] = true
+	r.kept[name] = true
 }
 
 // event returns the event that an informer gets instead. If the object is not kept, that is a
@@ -273,11 +269,8 @@ func (r *reader) event(e watch.Event) watch.Event {
 	case e.Type == watch.Error || !ok:
 		return e
 	case e.Type == watch.Bookmark:
-		mark := r.bare(o)
-		if done, ok := o.GetAnnotations()[metav1.InitialEventsAnnotationKey]; ok {
-			mark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: done})
-		}
-		return watch.Event{Type: watch.Bookmark, Object: mark}
+		last := o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
+		return watch.Event{Type: watch.Bookmark, Object: r.bare(Meta{ResourceVersion: o.GetResourceVersion(), last: last})}
 	}
 	kept, keep := r.keep(e.Object)
 	if r.all {
@@ -285,7 +278,8 @@ func (r *reader) event(e watch.Event) watch.Event {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	name := key(o)
+	is := MetaOf(o)
+	name := is.key()
 	known := r.kept[name]
 	if keep && e.Type != watch.Deleted {
 		r.kept[name] = true
@@ -293,23 +287,17 @@ func (r *reader) event(e watch.Event) watch.Event {
 	}
 	delete(r.kept, name)
 	if !known {
-		return watch.Event{Type: watch.Bookmark, Object: r.bare(o)}
+		return watch.Event{Type: watch.Bookmark, Object: r.bare(Meta{ResourceVersion: is.ResourceVersion})}
 	}
-	gone := r.bare(o)
-	gone.SetNamespace(o.GetNamespace())
-	gone.SetName(o.GetName())
-	gone.SetUID(o.GetUID())
-	return watch.Event{Type: watch.Deleted, Object: gone}
+	return watch.Event{Type: watch.Deleted, Object: r.bare(is)}
 }
 
-// bare returns an object of which only the version is known.
-func (r *reader) bare(o metav1.Object) Object {
+// bare returns an object of which only the Meta is known.
+func (r *reader) bare(m Meta) Object {
 	bare := r.empty()
-	bare.SetResourceVersion(o.GetResourceVersion())
+	identify(bare, m)
 	return bare
 }
-
-func key(o metav1.Object) string { return cache.MetaObjectToName(o).String() }
 
 // filtered is a watch whose events are changed. Stop returns when no event is being changed
 // any more.

@@ -7,9 +7,7 @@ import (
 	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -20,7 +18,7 @@ import (
 
 // lease is what the store keeps of a speaker's Lease. Its size is bounded by report.MaxBytes.
 type lease struct {
-	metav1.ObjectMeta
+	objects.Meta
 	node, holder string
 	report.Report
 	// Only of our own Lease: the text of the report, and whether other parts are not as we write them.
@@ -28,8 +26,7 @@ type lease struct {
 	odd  bool
 }
 
-// GetObjectKind and DeepCopyObject make it an object. Nobody modifies it.
-func (*lease) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+// DeepCopyObject makes it an object. Nobody modifies it.
 func (l *lease) DeepCopyObject() runtime.Object { return l }
 
 // byAddress is the index of the Leases by the address on which a speaker listens.
@@ -107,7 +104,7 @@ func (l *leases) listed(node string) (at netip.AddrPort, listed bool) {
 
 // keep returns what the store keeps of a Lease.
 func (l *leases) keep(of *coordinationv1.Lease) *lease {
-	kept := &lease{ObjectMeta: objects.Identity(of), holder: holder(of)}
+	kept := &lease{Meta: objects.MetaOf(of), holder: holder(of)}
 	kept.node, _ = report.NodeOf(of.Name)
 	r := report.Of(of.Annotations)
 	kept.Report = report.Report{Address: r.Address, Keys: r.Keys, Network: r.Network}

@@ -13,16 +13,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/objects"
 	"github.com/lodestone-lb/lodestone/pkg/testnet"
 )
 
 // leaseOf is the Lease of the node's speaker, with nothing but its name.
 func leaseOf(node string) *lease {
-	return &lease{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node}, node: node}
+	return &lease{Meta: objects.Meta{Namespace: "lodestone-system", Name: annotation.SpeakerLeasePrefix + node}, node: node}
 }
 
 // Somebody who has the key makes up speakers, with another name each, as many as it likes.
