@@ -78,10 +78,10 @@ func TestEndpointsOfANodeThatComesLater(t *testing.T) {
 	var got plan.Service
 	c.refresh(func(s plan.Service) { got = s })
 	require.True(t, got.Serving)
-	require.Empty(t, got.ServingNodes)
+	require.Empty(t, servingNodes(got))
 	c.add(nodeObject("n1"))
 	c.refresh(func(s plan.Service) { got = s })
-	require.Equal(t, []string{"n1"}, got.ServingNodes)
+	require.Equal(t, []string{"n1"}, servingNodes(got))
 }
 
 // One node changes its Lease all the time. That keeps no other speaker busy, and a few changes never wait.

@@ -55,11 +55,19 @@ func TestEndpointsThatTakeTraffic(t *testing.T) {
 			}
 			c.refresh(func(plan.Service) {})
 			got := c.derive("default/web")
-			if nodes := got.ServingNodes; got.Serving != test.serving || !slices.Equal(nodes, test.nodes) {
+			if nodes := servingNodes(got); got.Serving != test.serving || !slices.Equal(nodes, test.nodes) {
 				t.Errorf("serving %v on %q, want %v on %q", got.Serving, nodes, test.serving, test.nodes)
+			}
+			for _, name := range []string{"n1", "n2", "n3", "n9"} {
+				require.Equal(t, slices.Contains(test.nodes, name), got.EndpointsAt(netip.IPv4Unspecified()).ServesOn(name), name)
 			}
 		})
 	}
+}
+
+// servingNodes returns the nodes with endpoints that take the traffic to IPv4 VIPs.
+func servingNodes(s plan.Service) []string {
+	return s.EndpointsAt(netip.IPv4Unspecified()).ServingNodes()
 }
 
 // A node takes new connections by the number of its endpoints.
@@ -96,12 +104,11 @@ func TestEndpointsOfEachFamily(t *testing.T) {
 	web.Annotations[annotation.Assigned] += ",2001:db8::1"
 	web.Status.LoadBalancer.Ingress = append(web.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "2001:db8::1"})
 	c.add(web)
-	require.Equal(t, []string{"n1", "n2"}, c.derive("default/web").ServingNodes)
+	require.Equal(t, []string{"n1", "n2"}, servingNodes(c.derive("default/web")))
 	require.Equal(t, &plan.Endpoints{}, c.derive("default/web").IPv6)
 	c.add(six)
-	require.Equal(t, []string{"n1", "n2"}, c.derive("default/web").ServingNodes)
-	require.Equal(t, &plan.Endpoints{Serving: true, ServingNodes: []string{"n2"},
-		Backends: []plan.Backend{{Node: "n2", Open: 1}}}, c.derive("default/web").IPv6)
+	require.Equal(t, []string{"n1", "n2"}, servingNodes(c.derive("default/web")))
+	require.Equal(t, &plan.Endpoints{Serving: true, Backends: []plan.Backend{{Node: "n2", Open: 1}}}, c.derive("default/web").IPv6)
 }
 
 func TestOnlyWhatThePlanAsksWakesTheLoop(t *testing.T) {

@@ -78,7 +78,7 @@ func ofVIP(o *cluster.Objects, n *simulation.Network, addr netip.Addr) VIP {
 		endpoints := s.EndpointsAt(addr)
 		of := Sharer{Service: s.Name, Policy: "Cluster", Serving: endpoints.Serving}
 		if s.Local {
-			of.Policy, of.Nodes = "Local", endpoints.ServingNodes
+			of.Policy, of.Nodes = "Local", endpoints.ServingNodes()
 		}
 		v.Services = append(v.Services, of)
 	}

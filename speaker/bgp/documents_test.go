@@ -25,7 +25,7 @@ func planned(cfg *config.Config, annotations map[string]string, vips []netip.Add
 	s := plan.Snapshot{Config: cfg, Nodes: map[string]plan.Node{"n1": snapshot.Node(&n1)}, Speakers: map[string]bool{"n1": true}}
 	for _, vip := range vips {
 		s.Services = append(s.Services, plan.Service{Name: "shop/" + vip.String(), VIPs: []netip.Addr{vip},
-			Serving: !slices.Contains(silent, vip), ServingNodes: []string{"n1"}})
+			Serving: !slices.Contains(silent, vip)})
 	}
 	return plan.Make("n1", s).BGP
 }

@@ -165,7 +165,10 @@ func web(vip string, serving bool) plan.Service {
 
 func local(vip string, nodes ...string) plan.Service {
 	s := web(vip, len(nodes) > 0)
-	s.Local, s.ServingNodes = true, slices.Sorted(slices.Values(nodes))
+	s.Local = true
+	for _, n := range slices.Sorted(slices.Values(nodes)) {
+		s.Backends = append(s.Backends, plan.Backend{Node: n, Open: 1})
+	}
 	return s
 }
 

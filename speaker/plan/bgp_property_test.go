@@ -115,7 +115,7 @@ func advertised(s plan.Snapshot, node string, a config.Advertisement) (peers []s
 		serving, accepted := false, true
 		for _, svc := range s.Services {
 			if slices.Contains(svc.VIPs, vip) && svc.Serving {
-				serving, accepted = true, accepted && (!svc.Local || slices.Contains(svc.ServingNodes, node))
+				serving, accepted = true, accepted && (!svc.Local || takesTraffic(svc, node))
 			}
 		}
 		covered[vip] = serving && accepted && announces(s, node) && !(unfit(s, node) && healthier(s, node, vip))
@@ -149,7 +149,7 @@ func healthier(s plan.Snapshot, node string, vip netip.Addr) bool {
 	}
 	for other := range s.Nodes {
 		accepted := !slices.ContainsFunc(s.Services, func(svc plan.Service) bool {
-			return slices.Contains(svc.VIPs, vip) && svc.Serving && svc.Local && !slices.Contains(svc.ServingNodes, other)
+			return slices.Contains(svc.VIPs, vip) && svc.Serving && svc.Local && !takesTraffic(svc, other)
 		})
 		if other == node || unfit(s, other) || !accepted || !announces(s, other) {
 			continue

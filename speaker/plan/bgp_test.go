@@ -95,14 +95,14 @@ var routedStories = map[string]func(*story){
 		s.wantHeard(vip, "n1", "tor-a", "tor-b")
 		s.wantHeard(vip, "n3")
 		s.wantSilent("n3", vip, plan.NoLocalEndpoint)
-		s.Services[0].ServingNodes = []string{"n2"}
+		s.Services[0].Backends = backends("n2")
 		s.wantHeard(vip, "n1")
 		s.service("default/dns", "n3").Local = true // shares the IPv4 address
 		s.wantHeard(vip, "n2")
 		s.wantHeard(vip6, "n2", "tor-a", "tor-b")
 	},
 	"25 without a serving endpoint nobody announces": func(s *story) {
-		s.Services[0].Serving, s.Services[0].ServingNodes = false, nil
+		s.Services[0].Serving, s.Services[0].Backends = false, nil
 		s.wantHeard(vip, "n1")
 		s.wantSilent("n1", vip, plan.NoServingEndpoint)
 		s.wantMessage("n1", vip, "no endpoint takes traffic")
@@ -381,7 +381,7 @@ func TestRoutesOfSickNodes(t *testing.T) {
 		s.Services[i].Local = true
 	}
 	assert.NotContains(t, s.bgp("n1").VIPs, vip)
-	s.Services[0].ServingNodes = []string{"n1"}
+	s.Services[0].Backends = backends("n1")
 	s.wantHeard(vip, "n1", "tor-a", "tor-b")
 }
 

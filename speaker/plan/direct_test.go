@@ -45,7 +45,7 @@ func TestForwarding(t *testing.T) {
 	require.Same(t, f, p.Plan().Forwarding, "it takes no TCP")
 
 	local := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Local: true, Ports: http, ByClient: true,
-		ServingNodes: []string{"n2", "n4"}, Backends: []Backend{{"n2", 2, 1}, {"n4", 3, 0}, {"n6", 1, 0}}}
+		Backends: []Backend{{"n2", 2, 1}, {"n4", 3, 0}, {"n6", 1, 0}}}
 	p.Put(local)
 	p.Update()
 	require.Equal(t, Direct{Ports: http, ByClient: true, Local: true, Backends: []Backend{{"n2", 2, 1}, {"n4", 0, 3}}},
@@ -112,7 +112,7 @@ func TestForwardingToSelectedNodes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			web := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: []Port{{Protocol: 6, Number: 80}},
-				Local: test.local, ServingNodes: []string{"n1"}}
+				Local: test.local}
 			nodes, speakers := map[string]Node{}, map[string]bool{}
 			for i := range 2 + test.others {
 				name, n := fmt.Sprint("n", i), Node{Network: report.Network{Forwards: true}}
@@ -137,8 +137,7 @@ func TestLimitsWithDirectForwarding(t *testing.T) {
 	http, dns := []Port{{Protocol: 6, Number: 80}}, []Port{{Protocol: 6, Number: 53}, {Protocol: 17, Number: 53}}
 	web := Service{Name: "default/web", VIPs: []netip.Addr{vip}, Serving: true, Ports: http, Limit: Limit{100, http}}
 	local := web
-	local.Local, local.ServingNodes = true, []string{"n1", "n2"}
-	local.Backends = []Backend{{"n1", 1, 0}, {"n2", 3, 0}, {"n3", 0, 2}}
+	local.Local, local.Backends = true, []Backend{{"n1", 1, 0}, {"n2", 3, 0}, {"n3", 0, 2}}
 	mixed, large := local, web
 	mixed.Ports, mixed.Limit = dns[:1], Limit{100, dns}
 	large.Limit.PerSecond = 1_000_000_000
@@ -220,14 +219,19 @@ func TestLimitIsDividedAmongNeighbours(t *testing.T) {
 	key = LimitKey{vip, "default/web"}
 	require.Equal(t, map[string]uint32{"n1": 50, "n2": 50}, limits())
 	local := web
-	local.Local, local.ServingNodes = true, []string{"n1"}
+	local.Local = true
 	mixed := local
 	mixed.Limit.Ports = []Port{http[0], {Protocol: 17, Number: 53}}
 	mixed.Backends = []Backend{{"n1", 1, 0}, {"n2", 3, 0}, {"n5", 4, 0}}
 	apart.Services = []Service{mixed}
 	require.Equal(t, map[string]uint32{"n1": 100, "n2": 75}, limits())
-	local.Backends = []Backend{{"n1", 0, 1}, {"n2", 0, 3}, {"n5", 0, 4}}
+	local.Backends = mixed.Backends
 	apart.Services = []Service{local}
+	for _, name := range []string{"n1", "n2", "n5"} {
+		n := nodes[name]
+		n.Sick = true
+		nodes[name] = n
+	}
 	require.Equal(t, map[string]uint32{"n1": 25, "n2": 75}, limits(), "nobody takes new ones")
 	delete(apart.Speakers, "n2")
 	require.Equal(t, map[string]uint32{"n1": 100}, limits(), "nor does one who is lost")

@@ -24,16 +24,16 @@ type gathering struct {
 	// What each has heard: who is up, and what those claim.
 	heard  map[string]map[string]report.Claims
 	config *config.Config
-	local  []string // nodes with endpoints of the last VIP, which has policy Local
+	local  []Backend // of the last VIP, which has policy Local
 }
 
 func drawGathering(t *rapid.T) *gathering {
 	g := &gathering{t: t, up: map[string]bool{}, own: map[string]report.Claims{},
-		heard: map[string]map[string]report.Claims{}, local: []string{}}
+		heard: map[string]map[string]report.Claims{}}
 	for i := range rapid.IntRange(2, 5).Draw(t, "nodes") {
 		g.names = append(g.names, fmt.Sprint("n", i))
 		if rapid.Bool().Draw(t, "endpoint") {
-			g.local = append(g.local, g.names[i])
+			g.local = append(g.local, Backend{Node: g.names[i], Open: 1})
 		}
 	}
 	taken := map[uint16]bool{}
@@ -63,7 +63,7 @@ func (g *gathering) snapshot(node string) Snapshot {
 	}
 	for i, vip := range g.vips {
 		last := i == len(g.vips)-1
-		s.Services = append(s.Services, Service{Name: vip.String(), VIPs: []netip.Addr{vip}, Serving: true, Local: last, ServingNodes: g.local})
+		s.Services = append(s.Services, Service{Name: vip.String(), VIPs: []netip.Addr{vip}, Serving: true, Local: last, Backends: g.local})
 	}
 	return s
 }

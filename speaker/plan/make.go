@@ -148,12 +148,9 @@ func (v vip) with(e Endpoints, local bool) vip {
 	switch {
 	case !local:
 	case v.local == nil:
-		v.local = e.ServingNodes
-		if v.local == nil {
-			v.local = []string{}
-		}
+		v.local = e.ServingNodes()
 	default:
-		v.local = common(v.local, e.ServingNodes)
+		v.local = common(v.local, e.ServingNodes())
 	}
 	return v
 }

@@ -26,6 +26,7 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
@@ -58,13 +59,11 @@ type Service struct {
 	Local bool
 	// Serving is set when some endpoint of the Service takes traffic.
 	Serving bool
-	// ServingNodes are the nodes that have an endpoint that takes traffic, sorted, with policy Local: a ready one, or a
-	// serving one when all are terminating.
-	ServingNodes []string
 	// IPv6 are the endpoints of IPv6 VIPs, because an endpoint serves one family. Nil: they are the
 	// same as those of IPv4 VIPs.
 	IPv6 *Endpoints
-	// Backends are the nodes that have endpoints, by name, with policy Local.
+	// Backends are the nodes that have endpoints, by name, with policy Local. Open counts those that take traffic: ready
+	// ones, or serving ones when all are terminating.
 	Backends []Backend
 	// Ports are the TCP ports.
 	Ports []Port
@@ -80,13 +79,26 @@ type Service struct {
 
 // Endpoints are the endpoints of a Service for one family; see Service.
 type Endpoints struct {
-	Serving      bool
-	ServingNodes []string
-	Backends     []Backend
+	Serving  bool
+	Backends []Backend
 }
 
 // ServesOn reports whether the node has an endpoint that takes traffic, with policy Local.
-func (e Endpoints) ServesOn(node string) bool { return contained(e.ServingNodes, node) }
+func (e Endpoints) ServesOn(node string) bool {
+	at, found := slices.BinarySearchFunc(e.Backends, node, func(b Backend, name string) int { return strings.Compare(b.Node, name) })
+	return found && e.Backends[at].Open > 0
+}
+
+// ServingNodes returns the nodes that have an endpoint that takes traffic, sorted, with policy Local. It is never nil.
+func (e Endpoints) ServingNodes() []string {
+	names := make([]string, 0, len(e.Backends))
+	for _, b := range e.Backends {
+		if b.Open > 0 {
+			names = append(names, b.Node)
+		}
+	}
+	return names
+}
 
 // common returns the names that are in both lists, which are sorted. It is never nil.
 func common(a, b []string) []string {
@@ -110,7 +122,7 @@ func (s *Service) EndpointsAt(vip netip.Addr) Endpoints {
 	if s.IPv6 != nil && vip.Is6() {
 		return *s.IPv6
 	}
-	return Endpoints{s.Serving, s.ServingNodes, s.Backends}
+	return Endpoints{s.Serving, s.Backends}
 }
 
 // Limit caps the new connections to a Service at one VIP.

@@ -64,9 +64,17 @@ func newStory(t *testing.T) *story {
 
 func (s *story) service(name string, endpoints ...string) *plan.Service {
 	svc := plan.Service{Name: name, VIPs: []netip.Addr{vip}, Serving: len(endpoints) > 0,
-		ServingNodes: slices.Sorted(slices.Values(endpoints))}
+		Backends: backends(endpoints...)}
 	s.Services = append(s.Services, svc)
 	return &s.Services[len(s.Services)-1]
+}
+
+// backends has an endpoint that takes traffic on each of the nodes.
+func backends(nodes ...string) (all []plan.Backend) {
+	for _, n := range slices.Compact(slices.Sorted(slices.Values(nodes))) {
+		all = append(all, plan.Backend{Node: n, Open: 1})
+	}
+	return all
 }
 
 // prefer has the first advertisement prefer nodes.
@@ -138,7 +146,7 @@ var stories = map[string]func(*story){
 		s.Services[0].Local = true
 		s.wantOwner(vip, "n1", "n2")
 		s.wantSilent("n3", vip, plan.NoLocalEndpoint)
-		s.Services[0].ServingNodes = []string{"n2"}
+		s.Services[0].Backends = backends("n2")
 		s.wantOwner(vip, "n2")
 	},
 	"a leased VIP is announced by the advertisements of its pool, on the interface of the pool": func(s *story) {
@@ -161,13 +169,13 @@ var stories = map[string]func(*story){
 		s.wantOwner(vip, "n2") // the interface on an address that a pool contains is ignored
 	},
 	"2 endpoints that are on no node are nobody's Local": func(s *story) {
-		s.Services[0].Local, s.Services[0].ServingNodes = true, nil
+		s.Services[0].Local, s.Services[0].Backends = true, nil
 		s.wantOwner(vip, "")
 		s.wantSilent("n1", vip, plan.NoLocalEndpoint)
 	},
 	"each family goes by its own endpoints": func(s *story) {
 		s.Services[0].Local = true
-		s.Services[0].IPv6 = &plan.Endpoints{Serving: true, ServingNodes: []string{"n3"}}
+		s.Services[0].IPv6 = &plan.Endpoints{Serving: true, Backends: backends("n3")}
 		s.wantOwner(vip, "n1", "n2")
 		s.wantOwner(vip6, "n3")
 		s.wantSilent("n1", vip6, plan.NoLocalEndpoint)
@@ -177,7 +185,7 @@ var stories = map[string]func(*story){
 		s.wantSilent("n1", vip6, plan.NoServingEndpoint)
 	},
 	"a Service without a serving endpoint is withdrawn": func(s *story) {
-		s.Services[0].Serving, s.Services[0].ServingNodes = false, nil
+		s.Services[0].Serving, s.Services[0].Backends = false, nil
 		s.wantOwner(vip, "")
 		s.wantSilent("n1", vip, plan.NoServingEndpoint)
 	},
@@ -362,7 +370,7 @@ var stories = map[string]func(*story){
 		s.Config.Advertisements[0].Layer2.NodeSelector = labelled("n2", "n3")
 		s.wantOwner(vip, "n2")
 		s.wantSilent("n1", vip, plan.NodeNotSelected)
-		s.Services[0].Local, s.Services[0].ServingNodes = true, []string{"n3"}
+		s.Services[0].Local, s.Services[0].Backends = true, backends("n3")
 		s.wantOwner(vip, "n3")
 		s.wantSilent("n2", vip, plan.NoLocalEndpoint)
 	},

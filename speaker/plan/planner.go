@@ -302,8 +302,7 @@ func (p Plan) set(vip netip.Addr, v Verdict) {
 // equal reports whether the two are the same for the plan.
 func (s *Service) equal(t *Service) bool {
 	return s.Local == t.Local && s.Serving == t.Serving && slices.Equal(s.VIPs, t.VIPs) && maps.Equal(s.Labels, t.Labels) &&
-		maps.Equal(s.Leases, t.Leases) && slices.Equal(s.ServingNodes, t.ServingNodes) &&
-		reflect.DeepEqual(s.IPv6, t.IPv6) &&
+		maps.Equal(s.Leases, t.Leases) && reflect.DeepEqual(s.IPv6, t.IPv6) &&
 		slices.Equal(s.Backends, t.Backends) && slices.Equal(s.Ports, t.Ports) && s.ByClient == t.ByClient && s.Seed == t.Seed &&
 		s.Limit.Equal(t.Limit) && s.LimitErr == t.LimitErr
 }

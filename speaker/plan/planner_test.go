@@ -158,7 +158,7 @@ func large(nodes int) plan.Snapshot {
 	for i := range 10_000 {
 		s.Services = append(s.Services, plan.Service{
 			Name: fmt.Sprint("default/", i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})},
-			Local: i%2 == 0, Serving: true, ServingNodes: sorted(fmt.Sprint("n", i%nodes), fmt.Sprint("n", i%(nodes-1))),
+			Local: i%2 == 0, Serving: true, Backends: backends(fmt.Sprint("n", i%nodes), fmt.Sprint("n", i%(nodes-1))),
 		})
 	}
 	return s
@@ -247,9 +247,6 @@ func direct(nodes int) plan.Snapshot {
 		svc := &s.Services[i]
 		svc.Ports = []plan.Port{{Protocol: 6, Number: 80}}
 		svc.Limit = plan.Limit{PerSecond: 1000, Ports: svc.Ports}
-		for _, name := range svc.ServingNodes {
-			svc.Backends = append(svc.Backends, plan.Backend{Node: name, Open: 1})
-		}
 	}
 	return s
 }
@@ -288,9 +285,9 @@ func benchmarkPlan(b *testing.B, name string, s plan.Snapshot) {
 		p.Put(service)
 	})
 	local := s.Services[0]
-	elsewhere := [][]string{{"n0", "n20"}, {"n0", "n21"}}
+	elsewhere := [][]plan.Backend{backends("n0", "n20"), backends("n0", "n21")}
 	run("endpoint on another node", false, func(i int) {
-		local.ServingNodes = elsewhere[i%2]
+		local.Backends = elsewhere[i%2]
 		p.Put(local)
 	})
 }
@@ -426,7 +423,7 @@ func TestPlannerHearsOfEndpointsOfIPv6Alone(t *testing.T) {
 	p.Set(s.Config, s.Nodes, s.Speakers)
 	for _, on := range []string{"n3", "n1", "n3"} {
 		web := s.Services[0] // has IPv4 endpoints on n1 and n2
-		web.Local, web.IPv6 = true, &plan.Endpoints{Serving: true, ServingNodes: []string{on}}
+		web.Local, web.IPv6 = true, &plan.Endpoints{Serving: true, Backends: backends(on)}
 		p.Put(web)
 		require.True(t, p.Stale())
 		p.Update()
@@ -437,5 +434,3 @@ func TestPlannerHearsOfEndpointsOfIPv6Alone(t *testing.T) {
 		require.False(t, p.Stale())
 	}
 }
-
-func sorted(names ...string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }

@@ -98,8 +98,7 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		}
 		for _, n := range names {
 			if svc.Serving && some("endpoint") {
-				svc.ServingNodes = append(svc.ServingNodes, n)
-				svc.Backends = append(svc.Backends, plan.Backend{Node: n, Open: 1 + i%3})
+				svc.Backends = append(svc.Backends, plan.Backend{Node: n, Open: rapid.IntRange(0, 3).Draw(t, "open"), Draining: 1})
 			}
 		}
 		if some("tcp") {
@@ -114,6 +113,11 @@ func drawSnapshot(t *rapid.T) plan.Snapshot {
 		s.Services = append(s.Services, svc)
 	}
 	return s
+}
+
+// takesTraffic reports whether an endpoint of the Service, which has policy Local, takes traffic on the node.
+func takesTraffic(svc plan.Service, node string) bool {
+	return slices.ContainsFunc(svc.Backends, func(b plan.Backend) bool { return b.Node == node && b.Open > 0 })
 }
 
 func TestEveryVIPHasOneOwnerOrAReasonOnEveryNode(t *testing.T) {
@@ -222,7 +226,7 @@ func best(s plan.Snapshot, vip netip.Addr) map[string]bool {
 		heaviest := 0
 		for name := range selected {
 			accepted := !slices.ContainsFunc(sharers, func(svc plan.Service) bool {
-				return svc.Serving && svc.Local && !slices.Contains(svc.ServingNodes, name)
+				return svc.Serving && svc.Local && !takesTraffic(svc, name)
 			})
 			if !serving || !accepted || !sound(name) || linked && unplugged(name) || (s.Nodes[name].Blind || unfit(s, name)) && !blind {
 				continue

@@ -108,7 +108,7 @@ func sorted(names []string) []string {
 // With returns the Service with the endpoints of all its slices.
 func With(s plan.Service, all ...Endpoints) plan.Service {
 	at := endpointsAt(discoveryv1.AddressTypeIPv4, s.Local, all)
-	s.Serving, s.ServingNodes, s.Backends = at.Serving, at.ServingNodes, at.Backends
+	s.Serving, s.Backends = at.Serving, at.Backends
 	if slices.ContainsFunc(s.VIPs, netip.Addr.Is6) {
 		if at6 := endpointsAt(discoveryv1.AddressTypeIPv6, s.Local, all); !reflect.DeepEqual(at, at6) {
 			s.IPv6 = &at6
@@ -143,9 +143,7 @@ func endpointsAt(family discoveryv1.AddressType, local bool, parts []Endpoints) 
 	}
 	at.Serving = len(ready) > 0
 	if local { // otherwise the nodes are not needed
-		delete(ready, "")
 		delete(all, "")
-		at.ServingNodes = sorted(slices.Collect(maps.Keys(ready)))
 		at.Backends = slices.Grow(at.Backends, len(all))
 		for _, n := range slices.Sorted(maps.Keys(all)) {
 			at.Backends = append(at.Backends, plan.Backend{Node: n, Open: ready[n], Draining: all[n] - ready[n]})

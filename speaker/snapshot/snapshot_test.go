@@ -87,5 +87,5 @@ func TestSliceOfNoServiceIsOfNone(t *testing.T) {
 	assert.Empty(t, service)
 	assert.Equal(t, Endpoints{Ready: []string{""}, Serving: []string{""}}, e)
 	assert.True(t, With(plan.Service{}, e).Serving)
-	assert.Empty(t, With(plan.Service{Local: true}, e).ServingNodes, "nobody knows where it is")
+	assert.Empty(t, With(plan.Service{Local: true}, e).Backends, "nobody knows where it is")
 }
