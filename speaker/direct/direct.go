@@ -233,7 +233,7 @@ func (d *Director) verify(refresh bool) {
 		return // reconcile will report it
 	}
 	defer k.Close()
-	now, err := generation() // before the look: what changes meanwhile is looked at next time
+	now, err := k.generation() // before the look: what changes meanwhile is looked at next time
 	changed := err != nil || refresh || now != d.compared
 	d.compared = now
 	works := func(f *family, r *ruleset) bool {

@@ -500,18 +500,18 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 }
 
 // generation returns a number that changes with each change of tables, chains, rules and elements of nftables by a program.
-func generation() (uint32, error) {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	request.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
-	answers, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+func (k kernel) generation() (uint32, error) {
+	answers, err := k.Socket.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}})
 	if err != nil {
 		return 0, fmt.Errorf("ask for the generation of nftables: %w", err)
 	}
 	for _, answer := range answers {
-		if len(answer) < nl.SizeofNfgenmsg {
+		if len(answer.Data) < nl.SizeofNfgenmsg {
 			continue
 		}
-		attributes, err := netlink.NewAttributeDecoder(answer[nl.SizeofNfgenmsg:])
+		attributes, err := netlink.NewAttributeDecoder(answer.Data[nl.SizeofNfgenmsg:])
 		if err != nil {
 			continue
 		}
