@@ -43,6 +43,9 @@ const (
 	// maxIdleForwarder: with policy Local nobody announces a VIP whose kube-proxy does not forward it yet, while somebody
 	// else could.
 	maxIdleForwarder = 100 * time.Millisecond
+	// minOwned is how long an owner must have had a VIP to be known as the one before: several changes of a Service reach a
+	// speaker as one.
+	minOwned = time.Second
 	// maxForwarding is how long kube-proxy takes at most. A VIP that is younger is announced where it does not forward yet.
 	maxForwarding = 4 * time.Second
 	// maxHeal is how long after a cut segment is whole again all hosts know the owners: the speakers meet (4 s), and have
@@ -85,8 +88,9 @@ type checks struct {
 // watched is what was seen of a VIP. Nodes are bits.
 type watched struct {
 	answering, announcing uint64
-	// from are those that announced it before, or still do.
-	from uint64
+	// from are those that announced it before, or still do. since is when those that announce it began.
+	from  uint64
+	since time.Duration
 	// early are those that announce it since no other one forwarded it, and do not forward it yet.
 	early uint64
 	// contested is set if two announced it when the segment was whole again.
@@ -150,8 +154,11 @@ func (c *checks) answersChanged(n *node) {
 		if announces {
 			v.announcing |= mask
 		}
-		if announced != 0 && announced != v.announcing {
-			v.from = announced
+		if announced != v.announcing {
+			if announced != 0 && c.now-v.since > minOwned {
+				v.from = announced
+			}
+			v.since = c.now
 		}
 		if answers && before != v.answering {
 			c.checkLiar(n, vip, before)

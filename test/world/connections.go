@@ -161,7 +161,7 @@ func (c *connection) answered(by *node, p *pod, handed int) {
 	}
 	if c.heard = c.now; c.opened == never {
 		c.opened, c.keeper, c.pod = c.now, by, p
-		if (c.checks.hostile > 0 || by.plane.bare()) && c.strayed(by, handed) {
+		if (c.checks.attacked || by.plane.bare()) && c.strayed(by, handed) { // hosts remember what an attacker has claimed
 			c.broken = "it went to a node that does not answer for the VIP"
 		}
 		c.record("%s: is open, %s keeps it", c, by.name)
