@@ -141,39 +141,52 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 	return secret{s, err}
 }
 
-// inForce returns the password in force. Without an answer from the API server the last one
-// stays, and if it forbids to read the Secret, too: it does while it starts, before it has read what its roles allow. If the
-// Secret is missing, the last one stays until that is missing twice in a row.
+// inForce returns what the Secret has. While it cannot be read, the last password that it had stays in force; if it is missing, until that
+// is so twice in a row.
 func (p *Passwords) inForce(key config.SecretKey, s secret) password {
 	p.mu.Lock()
 	known, ok := p.known[key]
 	p.mu.Unlock()
-	name, works := p.namespace+"/"+key.Name, ok && known.fault == ""
-	gone, forbidden := apierrors.IsNotFound(s.err), apierrors.IsForbidden(s.err)
-	denied := fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: %v", name, s.err)
+	name := p.namespace + "/" + key.Name
+	if works := ok && known.fault == ""; !works || s.err == nil || apierrors.IsNotFound(s.err) && known.missed {
+		return passwordOf(s, name, key.Key)
+	}
+	p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
+	return known.unread(s.err, name)
+}
+
+// unread returns the password after its Secret could not be read. The API server forbids to read it while it starts, before it has read
+// what its roles allow. The password counts as outdated when it goes on with that.
+func (of password) unread(err error, name string) password {
+	of.missed = apierrors.IsNotFound(err)
+	switch forbidden := apierrors.IsForbidden(err); {
+	case of.missed:
+		of.forbidden, of.outdated = time.Time{}, ""
+	case forbidden && of.forbidden.IsZero():
+		of.forbidden = time.Now()
+	case forbidden && time.Since(of.forbidden) >= forbiddenTime:
+		of.outdated = "the last password stays: " + denied(err, name)
+	}
+	return of
+}
+
+// passwordOf returns the Secret's password, or why it has none.
+func passwordOf(s secret, name, key string) password {
 	switch {
-	case works && s.err != nil && !(gone && known.missed):
-		p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
-		known.missed = gone
-		switch {
-		case gone:
-			known.forbidden, known.outdated = time.Time{}, ""
-		case forbidden && known.forbidden.IsZero():
-			known.forbidden = time.Now()
-		case forbidden && time.Since(known.forbidden) >= forbiddenTime:
-			known.outdated = "the last password stays: " + denied
-		}
-		return known
-	case gone:
-		return password{fault: fmt.Sprintf("there is no Secret %s", name)}
-	case forbidden:
-		return password{fault: denied}
+	case apierrors.IsNotFound(s.err):
+		return password{fault: "there is no Secret " + name}
+	case apierrors.IsForbidden(s.err):
+		return password{fault: denied(s.err, name)}
 	case s.err != nil:
 		return password{fault: fmt.Sprintf("Secret %s could not be read: %v", name, s.err)}
 	}
-	value, ok := s.Data[key.Key]
+	value, ok := s.Data[key]
 	if !ok {
-		return password{fault: fmt.Sprintf("Secret %s has no key %q", name, key.Key)}
+		return password{fault: fmt.Sprintf("Secret %s has no key %q", name, key)}
 	}
 	return password{value: strings.TrimRight(string(value), "\r\n")}
+}
+
+func denied(err error, name string) string {
+	return fmt.Sprintf("Secret %s may not be read: list it in the value speaker.bgp.passwordSecrets of the chart: %v", name, err)
 }
