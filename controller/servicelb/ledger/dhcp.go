@@ -213,13 +213,7 @@ func (l *leasing) follow(current map[string]map[string]LeaseState, now time.Time
 			}
 			delete(s.returned, on)
 			is := current[on][l.clientID(s)]
-			if other := unconfirmed(on, is.Addr); other != nil && is.Addr != s.leased[on] {
-				s.returned[on] = is.Addr
-				is.Err = fmt.Errorf("the DHCP server leases %s, which %s has: it is given back, so that it can be confirmed for that Service",
-					is.Addr, other.owner.Name)
-				is.Lost, is.Addr = s.leased[on], netip.Addr{}
-			}
-			n, c := l.answer(s, on, is, now)
+			n, c := l.answer(s, on, l.accepted(s, on, is, unconfirmed(on, is.Addr)), now)
 			isNew, changed = isNew || n, changed || c
 		}
 		if isNew {
@@ -247,15 +241,29 @@ func (l *leasing) unused(s *lessee, on string) bool {
 	return leased && !slices.Contains(s.waitsOn, on) && !l.held.hasOrShows(s.owner.Name, addr)
 }
 
+// accepted returns the state without an address that the Service may not have, and with the reason. other is the Service that has it and
+// waits for a confirmation; nil: none does.
+func (l *leasing) accepted(s *lessee, on string, is LeaseState, other *lessee) LeaseState {
+	pool, listed := l.config.PoolOf(is.Addr)
+	switch {
+	case is.Addr == s.leased[on], other == nil && !listed:
+		return is
+	case other != nil:
+		s.returned[on] = is.Addr
+		is.Err = fmt.Errorf("the DHCP server leases %s, which %s has: it is given back, so that it can be confirmed for that Service",
+			is.Addr, other.owner.Name)
+	default:
+		is.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range",
+			is.Addr, pool.Name)
+	}
+	is.Lost, is.Addr = s.leased[on], netip.Addr{}
+	return is
+}
+
 // answer takes over the state of a lease. isNew is set when the Service has to be decided
 // again, and changed when the pool has other addresses now.
 func (l *leasing) answer(s *lessee, on string, is LeaseState, now time.Time) (isNew, changed bool) {
 	last, had := s.answers[on], s.leased[on]
-	if pool, listed := l.config.PoolOf(is.Addr); listed && is.Addr != had {
-		is.Err = fmt.Errorf("the DHCP server leases %s, which is in pool %q: take it out of that pool or out of the server's range",
-			is.Addr, pool.Name)
-		is.Lost, is.Addr = had, netip.Addr{}
-	}
 	if had.IsValid() && (is.Lost == had || is.Addr.IsValid() && is.Addr != had) {
 		why := fmt.Sprintf("the DHCP server leases %s instead", is.Addr)
 		if is.Err != nil {

@@ -63,6 +63,7 @@ type Installation struct {
 
 	tokenLock sync.Mutex
 	token     string
+	tokenAt   time.Time
 }
 
 // New returns the Lodestone that is installed in the lab.

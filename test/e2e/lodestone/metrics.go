@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -63,16 +64,17 @@ func (i *Installation) MetricsToken(ctx context.Context) (string, error) {
 	return i.Token(ctx, "default", reader)
 }
 
-// cachedMetricsToken spares the API server a request for each scrape.
-func (i *Installation) cachedMetricsToken(ctx context.Context) (string, error) {
+// cachedMetricsToken spares the API server a request for each scrape. Tokens expire after an hour.
+func (i *Installation) cachedMetricsToken(ctx context.Context) (token string, err error) {
 	i.tokenLock.Lock()
 	defer i.tokenLock.Unlock()
-	if i.token != "" {
-		return i.token, nil
+	if i.token == "" || time.Since(i.tokenAt) > 30*time.Minute {
+		if token, err = i.MetricsToken(ctx); err != nil {
+			return "", err
+		}
+		i.token, i.tokenAt = token, time.Now()
 	}
-	token, err := i.MetricsToken(ctx)
-	i.token = token
-	return token, err
+	return i.token, nil
 }
 
 // Get fetches a URL as the cluster's monitoring would. Without a token it
