@@ -90,13 +90,7 @@ func TestAReviewRevealsNothingOfTheCluster(t *testing.T) {
 	a := newAsker(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-of-the-cluster"},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.17"}}}})
 	a.start(a.facts.Run)
-	for known := false; !known; _, known = a.facts.Current() {
-		select {
-		case <-a.facts.Changed():
-		case <-time.After(time.Minute):
-			t.Fatal("no facts")
-		}
-	}
+	require.Eventually(t, func() bool { _, known := a.facts.Current(); return known }, time.Minute, time.Millisecond, "no facts")
 	guess := empty + `pools: [{name: a, addresses: [192.0.2.0/24]}]\npeers: [{name: tor, address: 192.0.2.9, peerASN: 64512}]\n`
 	response := a.review(guess)
 	require.True(t, response.Allowed, response.Result)

@@ -121,6 +121,17 @@ func TestLeaderThatSleepsThroughItsLeaseGivesNoAddressTwice(t *testing.T) {
 	s.allAssigned()
 	s.always(5*time.Second, "no address belongs to two", func() error { s.noAddressTwice(); return nil })
 	s.saw(seen)
+	s.eventually("the leader that slept has ended, and another process is in its place", func() error {
+		pod, err := s.Kube.CoreV1().Pods(leader.Namespace).Get(s.ctx, leader.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		before, now := leader.Status.ContainerStatuses[0], pod.Status.ContainerStatuses[0]
+		if now.RestartCount == before.RestartCount || !now.Ready {
+			return fmt.Errorf("restarts %d, were %d, ready %t", now.RestartCount, before.RestartCount, now.Ready)
+		}
+		return nil
+	})
 }
 
 // The API server refuses or forgets every third request of the controller
