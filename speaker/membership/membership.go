@@ -17,7 +17,7 @@
 //	rotation.go    replaces the key; package keys decides how
 //	carrier.go     which links of this node are down
 //	gossip.go      memberlist, whose messages package guard seals and opens
-//	detection.go   the failure detector: who takes part, and what follows from its verdicts
+//	nodeloss.go    the failure detector: who takes part, and what follows when a node is lost
 //	leases.go      the Leases of all speakers
 //	renew.go       writes our own Lease, renews it, and gives it up
 //	alive.go       one record per speaker: whether it is alive, and its network
