@@ -333,7 +333,7 @@ func state(s corev1.ContainerState) corev1.ContainerState {
 
 // Identity returns what an informer needs of an object.
 func Identity(o metav1.Object) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
+	return MetaOf(o).full()
 }
 
 // labels returns as many labels as the bounds allow, the first by name, so that all readers of

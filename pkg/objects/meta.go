@@ -28,14 +28,17 @@ func MetaOf(o metav1.Object) Meta {
 	return Meta{o.GetNamespace(), o.GetName(), o.GetResourceVersion(), o.GetUID(), false}
 }
 
-// GetObjectMeta implements metav1.ObjectMetaAccessor. It returns a copy.
-func (m *Meta) GetObjectMeta() metav1.Object {
-	full := &metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, ResourceVersion: m.ResourceVersion, UID: m.UID}
+// full returns the same as what API objects have.
+func (m Meta) full() metav1.ObjectMeta {
+	full := metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, ResourceVersion: m.ResourceVersion, UID: m.UID}
 	if m.last {
 		full.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
 	}
 	return full
 }
+
+// GetObjectMeta implements metav1.ObjectMetaAccessor. It returns a copy.
+func (m *Meta) GetObjectMeta() metav1.Object { return new(m.full()) }
 
 // GetObjectKind implements runtime.Object, together with DeepCopyObject of what embeds the Meta.
 func (*Meta) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
@@ -51,10 +54,5 @@ func identify(o Object, m Meta) {
 		derived.set(m)
 		return
 	}
-	from, to := m.GetObjectMeta(), o.GetObjectMeta()
-	to.SetNamespace(from.GetNamespace())
-	to.SetName(from.GetName())
-	to.SetResourceVersion(from.GetResourceVersion())
-	to.SetUID(from.GetUID())
-	to.SetAnnotations(from.GetAnnotations())
+	*o.GetObjectMeta().(*metav1.ObjectMeta) = m.full() //nolint:errcheck // an API object's is its own
 }
