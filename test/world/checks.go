@@ -70,6 +70,7 @@ type checks struct {
 	decreed   time.Duration // when the configuration or a Node was written last
 	attacked  bool          // a host has claimed VIPs
 	hostile   int           // how many faults have a host claim VIPs
+	repeated  int           // how many of these repeat claims of speakers
 	deaf      bool          // speakers may not have heard a question, or somebody claims VIPs: from now on
 	whole     time.Duration // when the segment was whole again after speakers had lost each other; never: it was not
 	vips      map[netip.Addr]*watched
@@ -404,7 +405,7 @@ func (c *checks) noted(n *node, note segment.Note) {
 // boundOfBoth returns for how long these nodes may all announce a VIP of the segment. Zero: they do not hear each other.
 func (c *checks) boundOfBoth(l *lan, nodes uint64) time.Duration {
 	bound := maxBoth
-	if c.hostile > 0 {
+	if c.repeated > 0 {
 		bound = maxBothClaimed
 	}
 	for _, n := range c.nodes {

@@ -272,6 +272,9 @@ func (w *World) seeing(n *node) {
 
 func (w *World) hostileFault(f Fault, n *node) (end func()) {
 	w.checks.hostile++
+	if f.Kind != Foreign {
+		w.checks.repeated++
+	}
 	if f.Kind == Replay {
 		l := w.lans[f.Other%w.Segments]
 		frames, over := l.claims(), false
@@ -286,11 +289,11 @@ func (w *World) hostileFault(f Fault, n *node) (end func()) {
 			w.after(time.Second, again)
 		}
 		again()
-		return func() { over = true; w.checks.hostile-- }
+		return func() { over = true; w.checks.hostile--; w.checks.repeated-- }
 	}
 	if f.Kind == Forger {
 		end := w.forge(n)
-		return func() { end(); w.checks.hostile-- }
+		return func() { end(); w.checks.hostile--; w.checks.repeated-- }
 	}
 	vips := w.checks.inOrder()
 	if len(vips) == 0 {
