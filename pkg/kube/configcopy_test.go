@@ -114,29 +114,28 @@ func TestProgramsThatStartTakeTheLastValidDocument(t *testing.T) {
 // A document that is missing is a mistake like any other, until the copy goes,
 // too, as it does when the chart is uninstalled.
 func TestProgramsThatStartWithoutDocument(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	c.write(map[string]string{config.Key: twoPools})
-	c.start()
-	c.keep()
-	c.kept(twoPools)
-	maps := c.client.CoreV1().ConfigMaps(config.Namespace)
-	if err := maps.Delete(t.Context(), config.ConfigMapName, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	late := c.restart()
-	late.start()
-	late.until("the copy is in force", restored(2))
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.write(map[string]string{config.Key: twoPools})
+		c.start()
+		c.keep()
+		c.kept(twoPools)
+		maps := c.client.CoreV1().ConfigMaps(config.Namespace)
+		require.NoError(t, maps.Delete(t.Context(), config.ConfigMapName, metav1.DeleteOptions{}))
+		synctest.Wait() // for the controller, which could keep what it has just read
+		late := c.restart()
+		late.start()
+		late.until("the copy is in force", restored(2))
 
-	if err := maps.Delete(t.Context(), config.LastValidName, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	last := c.restart()
-	last.start()
-	last.until("it is known that there is none", func(_ *config.Config, s kube.State) bool { return s.Read })
-	if cfg, _ := last.watcher.Current(); cfg != nil {
-		t.Errorf("without document and copy there is a configuration: %+v", cfg)
-	}
+		require.NoError(t, maps.Delete(t.Context(), config.LastValidName, metav1.DeleteOptions{}))
+		last := c.restart()
+		last.start()
+		last.until("it is known that there is none", func(_ *config.Config, s kube.State) bool { return s.Read })
+		synctest.Wait() // for a copy, if there is one
+		if cfg, _ := last.watcher.Current(); cfg != nil {
+			t.Errorf("without document and copy there is a configuration: %+v", cfg)
+		}
+	})
 }
 
 // Somebody who deletes the copy, or takes its data away, loses nothing either, if a mistake in the document comes later.
