@@ -54,8 +54,8 @@ func (l *lan) step(node string, e segment.Event) {
 		f := l.onWire[0]
 		l.onWire = l.onWire[1:]
 		for to := range l.machines {
-			if to != f.from {
-				l.step(to, segment.Received{Frame: f.bytes})
+			if m, _ := (wire.ARP{}).Parse(f.bytes); to != f.from && m.IsFor(l.machines[to].Self) {
+				l.step(to, segment.Received{Message: m})
 			}
 		}
 	}
@@ -71,9 +71,9 @@ func (l *lan) pass() {
 
 // answerers returns the nodes that answer a host that asks for the VIP.
 func (l *lan) answerers(vip netip.Addr) (nodes []string) {
-	question := wire.ARP{}.Probe(wire.Statement{Self: wire.MAC{2, 0, 0, 0, 0, 0xc}, VIP: vip}, wire.MAC{})
+	question, _ := wire.ARP{}.Parse(wire.ARP{}.Probe(wire.Statement{Self: wire.MAC{2, 0, 0, 0, 0, 0xc}, VIP: vip}, wire.MAC{}))
 	for node, m := range l.machines {
-		if m.Step(segment.Received{Frame: question}, l.now).Replies > 0 {
+		if m.Step(segment.Received{Message: question}, l.now).Replies > 0 {
 			nodes = append(nodes, node)
 		}
 	}

@@ -342,6 +342,13 @@ func TestDeafNodeFallsSilent(t *testing.T) {
 		synctest.Wait()
 		assert.Contains(t, s.speakers[1].log.String(), "no other speaker is lost any more")
 		s.members[1].lose(true)
+		time.Sleep(2 * deafAfter)
+		synctest.Wait()
+		assert.NotContains(t, s.speakers[1].log.String(), "a neighbour is heard on the interface again")
+		s.speakers[1].receive("eth0", ask(clientIP, netip.MustParseAddr("198.18.0.77"), broadcast))
+		time.Sleep(deafAfter)
+		synctest.Wait()
+		assert.Contains(t, s.speakers[1].log.String(), "a neighbour is heard on the interface again", "who asks for an address of others")
 
 		s.mu.Lock()
 		s.deaf = 0

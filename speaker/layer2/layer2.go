@@ -123,7 +123,8 @@ type Announcer struct {
 	fatal    error
 	running  sync.WaitGroup // tasks of sockets, also of those that were closed
 
-	published atomic.Pointer[state] // read by everybody, immutable
+	published atomic.Pointer[state]             // read by everybody, immutable
+	self      atomic.Pointer[map[wire.MAC]bool] // the node's hardware addresses, read by the sockets, immutable
 }
 
 // assignment is a VIP that this node owns. It is not modified.
@@ -182,6 +183,7 @@ func New(o Options) *Announcer {
 		around:    segment.Surroundings{Whole: true, Crowd: 1},
 	}
 	a.published.Store(&state{})
+	a.self.Store(&map[wire.MAC]bool{})
 	a.metrics = newMetrics(o.Registry, a)
 	return a
 }
@@ -259,18 +261,13 @@ func (a *Announcer) lookForLost() (changed <-chan struct{}) {
 	if a.options.Members != nil {
 		changed, around.Whole, around.Crowd = a.options.Members.Changed(), a.options.Members.Whole(), a.options.Members.Crowd()
 	}
-	a.lookAround(around)
+	if around != a.around {
+		a.around = around
+		for _, s := range a.sockets {
+			s.step(around)
+		}
+	}
 	return changed
-}
-
-func (a *Announcer) lookAround(around segment.Surroundings) {
-	if around.Whole == a.around.Whole && around.Crowd == a.around.Crowd && maps.Equal(around.Own, a.around.Own) {
-		return
-	}
-	a.around = around
-	for _, s := range a.sockets {
-		s.step(around)
-	}
 }
 
 // apply makes want the set of owned VIPs. It returns the previous set, without VIPs that were never announced, and whether
@@ -353,9 +350,9 @@ func sorted(vips map[netip.Addr]*assignment, which func(netip.Addr) bool) (addrs
 // reconcile opens and closes sockets as VIPs and interfaces demand. It closes and withdraws before it
 // opens.
 func (a *Announcer) reconcile(ctx context.Context) {
-	interfaces, around := a.options.Interfaces.Interfaces(), a.around
-	around.Own = hardwareAddrs(interfaces)
-	a.lookAround(around)
+	interfaces := a.options.Interfaces.Interfaces()
+	own := hardwareAddrs(interfaces)
+	a.self.Store(&own)
 	a.wanted(interfaces)
 	for key, s := range a.sockets {
 		if vips := a.want[key]; vips != nil && a.unfit[key] == nil {

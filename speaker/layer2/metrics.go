@@ -114,5 +114,4 @@ func (c *counters) add(e *segment.Effects) {
 	add(c.replies, e.Replies)
 	add(c.announcements, e.Announcements)
 	add(c.conflicts, e.Conflicts)
-	add(c.malformed, e.Malformed)
 }

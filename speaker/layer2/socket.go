@@ -60,6 +60,9 @@ type socket struct {
 	alarm time.Time
 
 	vips atomic.Pointer[map[netip.Addr]segment.VIP]
+	self *atomic.Pointer[map[wire.MAC]bool] // the addresses of this node
+	// heard counts the messages of neighbours.
+	heard atomic.Uint64
 	// woken receives if something is due before alarm, regroup if the VIPs or the interfaces have changed.
 	woken, regroup chan struct{}
 
@@ -99,7 +102,7 @@ func (a *Announcer) newSocket(key socketKey, conn net.PacketConn) *socket {
 	s := &socket{
 		key: key, conn: conn, received: a.options.Received, opened: time.Now(),
 		groups:   joinedGroups{index: key.ip, open: a.options.Groups, kernel: a.options.Joined, joined: map[netip.Addr]GroupSocket{}},
-		counters: a.metrics.of(key), note: a.note,
+		counters: a.metrics.of(key), note: a.note, self: &a.self,
 		owner: make(chan struct{}, 1), machine: segment.New(c, time.Now()),
 		woken: make(chan struct{}, 1), regroup: make(chan struct{}, 1), silent: make(chan struct{}),
 	}
@@ -142,7 +145,7 @@ func (s *socket) set(vips map[netip.Addr]segment.VIP) {
 	s.step(segment.Assigned{VIPs: vips})
 }
 
-// receive hands frames to the machine until the socket is closed.
+// receive receives frames until the socket is closed.
 func (s *socket) receive() error {
 	buf := make([]byte, 1514) // ARP packets have 60 bytes; NDP packets may have options
 	for {
@@ -155,9 +158,25 @@ func (s *socket) receive() error {
 	}
 }
 
+// handle hands a message that concerns a VIP to the machine. The others do not wait for the machine, however many there are.
 func (s *socket) handle(frame []byte) {
+	msg, ok := s.key.protocol.Parse(frame)
+	if !ok {
+		s.counters.malformed.Inc()
+		return
+	}
+	if (*s.self.Load())[msg.From] || !msg.IsFor(s.key.mac) {
+		return
+	}
+	s.heard.Add(1)
+	vips := *s.vips.Load()
+	if _, asked := vips[msg.Asks]; !asked {
+		if _, claimed := vips[msg.Claims]; !claimed {
+			return
+		}
+	}
 	s.owner <- struct{}{}
-	s.stepAndLeave(segment.Received{Frame: frame})
+	s.stepAndLeave(segment.Received{Message: msg})
 }
 
 // announce sends what is due, until ctx ends.
@@ -194,7 +213,7 @@ func (s *socket) sendDue() (next time.Time, waiting bool) {
 	events := []segment.Event{segment.Due{}}
 	if s.received != nil && s.machine.WantsCount(now) {
 		frames, err := s.received(s.key.index)
-		events = []segment.Event{segment.Counted{Frames: frames, Known: err == nil}, segment.Due{}}
+		events = []segment.Event{segment.Counted{Frames: frames, Messages: s.heard.Load(), Known: err == nil}, segment.Due{}}
 	}
 	s.stepAndLeave(events...)
 	return time.Time{}, true

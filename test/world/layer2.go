@@ -18,6 +18,7 @@ type family struct {
 	lan      *lan
 	protocol wire.Protocol
 	machine  *segment.Machine
+	messages uint64 // heard
 	alarm    time.Duration
 }
 
@@ -68,17 +69,16 @@ func protocolOf(frame []byte) wire.Protocol {
 func (n *node) hear(on *lan, frame []byte) {
 	for _, f := range n.families {
 		if f.lan == on && f.protocol == protocolOf(frame) {
-			f.step(segment.Received{Frame: frame})
+			if m, ok := f.protocol.Parse(frame); ok && m.IsFor(on.hardware(n.id)) {
+				f.messages++
+				f.step(segment.Received{Message: m})
+			}
 		}
 	}
 }
 
 // surround gives the machine the facts that it does not see on the segment itself.
 func (n *node) surround(s segment.Surroundings) {
-	s.Own = map[wire.MAC]bool{}
-	for _, l := range n.lans {
-		s.Own[l.hardware(n.id)] = true
-	}
 	for _, f := range n.families {
 		f.step(s)
 	}
@@ -164,7 +164,7 @@ func (f *family) setAlarm() {
 			return
 		}
 		if f.alarm = 0; f.machine.WantsCount(f.clock()) {
-			f.step(segment.Counted{Frames: f.lan.received[f.id], Known: true})
+			f.step(segment.Counted{Frames: f.lan.received[f.id], Messages: f.messages, Known: true})
 		}
 		f.step(segment.Due{})
 	})

@@ -20,7 +20,6 @@ const (
 //
 // A message of a neighbour ends the deafness. Other frames do not: the switch itself may send them.
 type hearing struct {
-	messages                 uint64 // of neighbours
 	lastFrames, lastMessages uint64
 	counted, heard           time.Time
 	deaf                     bool
@@ -35,8 +34,8 @@ func (m *Machine) WantsCount(now time.Time) bool {
 // count takes over the number of received frames.
 func (h *hearing) count(c Counted, now time.Time, out *Effects) {
 	h.counted = now
-	if !c.Known || h.heard.IsZero() || h.messages != h.lastMessages || c.Frames != h.lastFrames && !h.deaf {
-		h.lastFrames, h.lastMessages, h.heard = c.Frames, h.messages, now
+	if !c.Known || h.heard.IsZero() || c.Messages != h.lastMessages || c.Frames != h.lastFrames && !h.deaf {
+		h.lastFrames, h.lastMessages, h.heard = c.Frames, c.Messages, now
 	}
 	before := h.deaf
 	h.deaf = now.Sub(h.heard) >= deafAfter

@@ -5,17 +5,8 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/layer2/wire"
 )
 
-// receive handles a received frame.
-func (m *Machine) receive(frame []byte) {
-	msg, ok := m.Protocol.Parse(frame)
-	if !ok {
-		m.out.Malformed++
-		return
-	}
-	if m.Own[msg.From] || !msg.To.Group() && msg.To != m.Self {
-		return
-	}
-	m.hearing.messages++
+// receive handles a received message.
+func (m *Machine) receive(msg wire.Message) {
 	if v := m.vips[msg.Claims]; v != nil {
 		m.claim(v, msg) // a claim needs no answer
 	} else if v := m.vips[msg.Asks]; v != nil {

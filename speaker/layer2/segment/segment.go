@@ -2,7 +2,7 @@
 // answers, when it announces, how it probes a new address, and what it does when another machine claims a
 // VIP.
 //
-// Machine does this, and is deterministic. Events go in with the time: VIPs are assigned, a frame was
+// Machine does this, and is deterministic. Events go in with the time: VIPs are assigned, a message was
 // received, speakers are lost, something is due. Effects come out: frames to send, and notes to log. The
 // machine has no goroutine, clock, socket, lock or logger: the same events give the same frames, and a test
 // can let several machines play against each other. Package layer2 has the sockets.
@@ -10,7 +10,7 @@
 // The files, from the outside in:
 //
 //	segment.go   Machine: events, effects, and the state of a VIP
-//	receive.go   a received frame: who answers a request, and whose claim of a VIP it is
+//	receive.go   a received message: who answers a request, and whose claim of a VIP it is
 //	foreign.go   the conflict with a foreign host that claims a VIP: report it, and defend the VIP
 //	contest.go   two speakers that claim a VIP: ask the other one, yield, and answer again when it has gone
 //	probe.go     whether a new address is in use, and when it is free again
@@ -69,17 +69,17 @@ type Surroundings struct {
 	// Crowd is the factor, at least 1, by which speakers lengthen intervals in a large cluster, so that
 	// all together do not send more on the segment.
 	Crowd int
-	// Own are the node's own hardware addresses. Frames from them are ignored.
-	Own map[wire.MAC]bool
 }
 
-// Received is a frame that came in.
-type Received struct{ Frame []byte }
+// Received is a message of another machine to this one or to all. Those that neither ask for an assigned VIP
+// nor claim one may be left out.
+type Received struct{ Message wire.Message }
 
-// Counted is how many frames the interface has received. See WantsCount.
+// Counted is how many frames the interface has received, and how many messages of other machines to this one or to
+// all were among them, left out or not. See WantsCount.
 type Counted struct {
-	Frames uint64
-	// Known is not set if the kernel did not answer.
+	Frames, Messages uint64
+	// Known is not set if the kernel did not answer how many frames.
 	Known bool
 }
 
@@ -99,7 +99,7 @@ type Effects struct {
 	Frames [][]byte
 	Notes  []Note
 	// How many packets of a kind were sent or received.
-	Requests, Replies, Announcements, Conflicts, Malformed int
+	Requests, Replies, Announcements, Conflicts int
 }
 
 // Kind is what a Note is about.
@@ -232,7 +232,7 @@ func (m *Machine) Step(e Event, now time.Time) *Effects {
 	m.now, m.out = now, Effects{Frames: m.out.Frames[:0], Notes: m.out.Notes[:0]}
 	switch e := e.(type) {
 	case Received:
-		m.receive(e.Frame)
+		m.receive(e.Message)
 	case Due:
 		m.sendDue()
 	case Assigned:

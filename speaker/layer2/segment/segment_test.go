@@ -61,11 +61,25 @@ func (l *lan) step(i int, e Event) {
 		next := l.wire[0]
 		l.wire = l.wire[1:]
 		for to := range l.nodes {
-			if to != next.from && (l.blocked == nil || !l.blocked(next.from, to)) {
-				l.act(to, Received{next.frame})
+			e := received(next.frame)
+			if to != next.from && e.Message.IsFor(l.nodes[to].Self) && (l.blocked == nil || !l.blocked(next.from, to)) {
+				l.act(to, e)
 			}
 		}
 	}
+}
+
+// received is the frame as a machine receives it.
+func received(frame []byte) Received {
+	var protocol wire.Protocol = wire.ARP{}
+	if [2]byte(frame[12:]) == [2]byte{0x86, 0xdd} { // EtherType
+		protocol = wire.NDP{}
+	}
+	m, ok := protocol.Parse(frame)
+	if !ok {
+		panic(fmt.Sprintf("%x breaks the protocol", frame))
+	}
+	return Received{m}
 }
 
 func (l *lan) act(i int, e Event) {
@@ -275,7 +289,7 @@ func TestWhoYieldsAtOnceMakesNoConflict(t *testing.T) {
 		require.Len(t, l.wire, 1)
 		frame := l.wire[0].frame
 		l.wire = nil
-		l.act(to, Received{frame})
+		l.act(to, received(frame))
 	}
 	require.Len(t, l.wire, 1, "the answer has not arrived yet")
 	l.act(1, Assigned{map[netip.Addr]VIP{vipA: {Home: true}}})
@@ -323,7 +337,7 @@ func TestMoveByPlan(t *testing.T) {
 func (l *lan) answerers(vip netip.Addr) (nodes []int) {
 	question := wire.Of(vip).Probe(wire.Statement{Self: client, VIP: vip}, wire.MAC{})
 	for i, m := range l.nodes {
-		if effects := m.Step(Received{question}, l.now); effects.Replies > 0 {
+		if effects := m.Step(received(question), l.now); effects.Replies > 0 {
 			nodes = append(nodes, i)
 		}
 	}
@@ -336,7 +350,7 @@ func TestHurryWaitsForNobody(t *testing.T) {
 	l := newLAN(1, wire.ARP{})
 	taken := func(vip netip.Addr) {
 		claim := wire.ARP{}.Announce(wire.Statement{Self: client, VIP: vip}, true)[0]
-		l.step(0, Received{claim})
+		l.step(0, received(claim))
 	}
 	l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true}, vipB: {Probe: true, Hurry: true}})
 	taken(vipA)
@@ -362,8 +376,8 @@ func TestPendingIsBounded(t *testing.T) {
 		for _, s := range []seal.Seal{{}, key.Seal(vipB, from, true), key.Seal(vipB, from, false),
 			key.Numbered(vipB, from, true, seal.Nonce{1})} {
 			claim := wire.Statement{Self: from, VIP: vipB, Seal: s}
-			l.step(0, Received{wire.ARP{}.Announce(claim, true)[n%2]})
-			l.step(0, Received{wire.ARP{}.Probe(claim, wire.MAC{})})
+			l.step(0, received(wire.ARP{}.Announce(claim, true)[n%2]))
+			l.step(0, received(wire.ARP{}.Probe(claim, wire.MAC{})))
 		}
 		l.pass(time.Millisecond)
 		waiting := 0
@@ -383,7 +397,7 @@ func TestProbesOfAVIPThatLeavesGoOn(t *testing.T) {
 		l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true}})
 		l.pass(probeWait)
 		if taken {
-			l.step(0, Received{wire.ARP{}.Announce(wire.Statement{Self: client, VIP: vipA}, true)[0]})
+			l.step(0, received(wire.ARP{}.Announce(wire.Statement{Self: client, VIP: vipA}, true)[0]))
 		}
 		l.assign(0, map[netip.Addr]VIP{vipA: {Probe: true, Leaving: true}})
 		require.Empty(t, l.answerers(vipA), "it may be taken")
@@ -570,7 +584,7 @@ func TestOnlyASpeakerIsTheNextOwner(t *testing.T) {
 	l.pass(time.Minute)
 	l.assign(0, map[netip.Addr]VIP{vipA: {Leaving: true}})
 	for _, frame := range (wire.ARP{}).Announce(wire.Statement{Self: client, VIP: vipA}, true) {
-		l.step(0, Received{frame})
+		l.step(0, received(frame))
 	}
 	require.Equal(t, []int{0}, l.answerers(vipA))
 }
@@ -606,7 +620,7 @@ func TestRecordedClaimEndsNoHandOver(t *testing.T) {
 		l.assign(1, map[netip.Addr]VIP{vip: {Arriving: true}})
 		repeat := func() {
 			for _, frame := range recorded {
-				l.step(0, Received{frame})
+				l.step(0, received(frame))
 			}
 			require.Equal(t, []int{0}, l.answerers(vip))
 		}
@@ -639,7 +653,7 @@ func TestNoQuestionGoesBackAndForth(t *testing.T) {
 	require.Equal(t, []int{0, 1}, l.answerers(vipA))
 	step := func(i int, frames ...[]byte) [][]byte {
 		require.Len(t, frames, 1)
-		return l.nodes[i].Step(Received{frames[0]}, l.now).Frames
+		return l.nodes[i].Step(received(frames[0]), l.now).Frames
 	}
 	require.Empty(t, step(0, step(1, step(0, claim)...)...))
 
@@ -664,7 +678,7 @@ func TestRecordedProbeDelaysANewVIPOnce(t *testing.T) {
 		pass := func(d time.Duration) {
 			for range d / (50 * time.Millisecond) {
 				for _, frame := range recorded {
-					l.step(0, Received{frame})
+					l.step(0, received(frame))
 				}
 				l.pass(50 * time.Millisecond)
 			}
@@ -706,7 +720,7 @@ func TestYieldedWhileItWasProbed(t *testing.T) {
 			for range d / probeWait {
 				for i := range l.nodes {
 					if host {
-						l.step(i, Received{taken})
+						l.step(i, received(taken))
 					}
 				}
 				l.pass(probeWait)

@@ -68,6 +68,9 @@ type Message struct {
 	Seal seal.Seal
 }
 
+// IsFor reports whether the message is for the machine, or for all.
+func (m Message) IsFor(self MAC) bool { return m.To.Group() || m.To == self }
+
 // Probes reports whether the sender asks without claiming anything: a speaker or another host that checks
 // whether the address is in use (RFC 5227 section 1.1, RFC 4862 section 5.4.2).
 func (m Message) Probes() bool { return m.Asks.IsValid() && !m.Claims.IsValid() }
