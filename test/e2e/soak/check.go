@@ -132,6 +132,21 @@ func (s *soak) running(ctx context.Context, happened faults) error {
 	return err
 }
 
+// allNotReady reports whether Kubernetes has made all nodes not ready in this step.
+func (s *soak) allNotReady(ctx context.Context) (bool, error) {
+	list, err := s.Kube.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=NodeNotReady"})
+	if err != nil {
+		return false, err
+	}
+	notReady := map[string]bool{}
+	for _, e := range list.Items {
+		if !e.LastTimestamp.Time.Before(s.began.Truncate(time.Second)) {
+			notReady[e.InvolvedObject.Name] = true
+		}
+	}
+	return len(notReady) == len(s.Lab.Nodes()), nil
+}
+
 // ended returns an error if a container of the pod has ended by itself in this step. Faults end them by SIGKILL or
 // SIGTERM, and a controller that has lost its lease ends with status 1.
 func (s *soak) ended(pod corev1.Pod, happened faults) error {

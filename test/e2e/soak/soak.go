@@ -45,6 +45,9 @@ type Verdict struct {
 	// Asked counts datagrams, Requests those on connections, Connections how many were opened,
 	// and Ended how many of them ended as they may: with their pods or nodes.
 	Asked, Requests, Connections, Ended int
+	// NotReady counts the steps in which Kubernetes had all nodes as not ready, as it may after an API server was away, and so no
+	// endpoint for anybody. What such a step finds does not count.
+	NotReady int
 	// WorstOutage is the longest time without an answer of any VIP, by fault.
 	WorstOutage map[string]time.Duration
 	// Grown is by how many bytes the largest program of Lodestone is larger than at the first step.
@@ -138,6 +141,13 @@ func (s *soak) step(ctx context.Context, n int) error {
 	s.measureMemory(ctx)
 	if len(found) == 0 {
 		return nil
+	}
+	if notReady, err := s.allNotReady(ctx); err != nil {
+		return err
+	} else if notReady {
+		s.verdict.NotReady++
+		s.note("  Kubernetes had all nodes as not ready: %s", strings.Join(found, "; "))
+		return s.clients.open(ctx, s)
 	}
 	s.verdict.Findings = append(s.verdict.Findings, fmt.Sprintf("step %d, %s: %s", n, chosen, strings.Join(found, "; ")))
 	for _, f := range found {
