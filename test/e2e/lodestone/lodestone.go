@@ -207,25 +207,45 @@ func terminate(name string, cmd *exec.Cmd, by unix.Signal, log string) error {
 // Upgrade upgrades to a chart by helm, with the lab's values and the given flags,
 // and returns when all pods run as the chart has them.
 func (i *Installation) Upgrade(ctx context.Context, chart string, flags ...string) error {
-	return i.roll(ctx, append([]string{"upgrade", "lodestone", chart, "--values", i.Lab.Values()}, flags...)...)
+	return i.roll(ctx, i.upgrade(chart, flags...)...)
+}
+
+func (i *Installation) upgrade(chart string, flags ...string) []string {
+	return append([]string{"upgrade", "lodestone", chart, "--namespace", Namespace, "--values", i.Lab.Values()}, flags...)
 }
 
 // Reinstall is Upgrade for when no client counts what it loses: all speakers are replaced at the same time.
 func (i *Installation) Reinstall(ctx context.Context, chart string, flags ...string) error {
-	if err := i.Upgrade(ctx, chart, append(flags, "--set=speaker.updateStrategy.maxUnavailable=100%")...); err != nil {
+	err := i.replaceSpeakers(ctx, func(old []corev1.Pod) error {
+		if _, err := i.Lab.Helm(ctx, i.upgrade(chart, flags...)...); err != nil {
+			return err
+		}
+		err := Wait(ctx, "Kubernetes has noticed that speakers are to be others", func() error {
+			speakers, err := i.Kube.AppsV1().DaemonSets(Namespace).Get(ctx, Speaker, metav1.GetOptions{})
+			if err == nil && speakers.Status.ObservedGeneration < speakers.Generation {
+				err = errors.New("it has not")
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return i.terminateAll(ctx, old)
+	})
+	if err != nil {
 		return err
 	}
-	return i.Upgrade(ctx, chart, flags...) // the pods stay
+	return i.ScaleController(ctx, 2)
 }
 
 // Rollback undoes the last upgrade by helm, and returns when all runs as before.
 func (i *Installation) Rollback(ctx context.Context) error {
-	return i.roll(ctx, "rollback", "lodestone")
+	return i.roll(ctx, "rollback", "lodestone", "--namespace", Namespace)
 }
 
 // roll replaces the pods by helm, and returns when the controllers work again.
 func (i *Installation) roll(ctx context.Context, args ...string) error {
-	if _, err := i.Lab.Helm(ctx, append(args, "--namespace", Namespace, "--wait", "--timeout", "5m")...); err != nil {
+	if _, err := i.Lab.Helm(ctx, append(args, "--wait", "--timeout", "5m")...); err != nil {
 		return err
 	}
 	return i.ScaleController(ctx, 2)

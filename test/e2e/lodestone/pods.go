@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -169,14 +170,17 @@ func (i *Installation) KillSpeaker(ctx context.Context, node string) error {
 // RestartSpeakers replaces every speaker at once and waits until the new ones
 // are ready.
 func (i *Installation) RestartSpeakers(ctx context.Context) error {
-	return i.replaceSpeakers(ctx, func(old []corev1.Pod) error {
-		for _, pod := range old {
-			if err := i.Terminate(ctx, &pod); err != nil {
-				return err
-			}
+	return i.replaceSpeakers(ctx, func(old []corev1.Pod) error { return i.terminateAll(ctx, old) })
+}
+
+// terminateAll terminates those of the pods that are still there.
+func (i *Installation) terminateAll(ctx context.Context, pods []corev1.Pod) error {
+	for _, pod := range pods {
+		if err := i.Terminate(ctx, &pod); err != nil && !apierrors.IsNotFound(err) {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // RollSpeakers replaces the speakers one after the other, as an upgrade does,

@@ -13,8 +13,7 @@ func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 	s := begin(t)
 	s.service("existing")
 	before := s.assigned("existing")
-	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
-	require.NoError(t, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=controller.serviceController=upstream"))
+	s.servedByUpstream()
 	s.service("web")
 	require.NotEqual(t, before, s.assigned("web"))
 	s.event(s.namespace, "Service", "web", "EnsuredLoadBalancer")
@@ -26,18 +25,13 @@ func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 	}{
 		{"Answers", TestServiceIsReachableByTCPAndUDPAndHasOneAnswerer},
 		{"Exhaustion", TestFreedAddressGoesToTheWaitingService},
-		{"Priorities", TestServicesDrawFromThePoolOfTheLowestPriorityFirst},
 		{"Requests", TestRequestedAddressIsGivenOrRefusedWithTheFacts},
-		{"Withheld", TestExcludedFirstAndLastAddressesAreNeverGiven},
 		{"Recreation", TestServiceRecreatedWithinASecondIsANewService},
 		{"DeletedWhileDown", TestServiceDeletedWhileTheControllerIsDownFreesItsAddress},
 		{"TypeChange", TestServiceTurnsClusterIPAndBack},
 		{"Repair", TestStatusWipedByHandIsRepaired},
 		{"Killed", TestControllerKilledWhileAssigning},
 		{"PoolRemoved", TestPoolRemovedWhileInUseMovesNobody},
-		{"Selectors", TestPoolsOpenByLabelsOfNamespaceAndService},
-		{"Sharing", TestServicesShareAnAddress},
-		{"Quota", TestQuotaBoundsANamespace},
 		{"Draining", TestPoolIsEmptiedWithoutMovingAnybodyUnasked},
 		{"Kept", TestAddressesAreKeptForTheServiceThatComesBack},
 	} {
@@ -51,6 +45,13 @@ func TestUpstreamServiceControllerDrivesTheProvider(t *testing.T) {
 	s.event(s.namespace, "Service", "web", "DeletedLoadBalancer")
 	s.delete("existing")
 	s.deleted("existing")
+}
+
+// servedByUpstream has Kubernetes' own service controller serve Services, until the test ends.
+func (s *story) servedByUpstream() {
+	s.Helper()
+	s.afterwards(func() { require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart())) })
+	require.NoError(s, s.Upgrade(s.ctx, s.Lab.Chart(), "--set=controller.serviceController=upstream"))
 }
 
 // Kubernetes' controller serves Services without a class: it cannot be switched on where

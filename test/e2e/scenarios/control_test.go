@@ -64,9 +64,11 @@ func runStories(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() {
+		var group errgroup.Group
 		for _, cluster := range clusters {
-			err = errors.Join(err, cluster.Down(ctx))
+			group.Go(func() error { return cluster.Down(ctx) })
 		}
+		err = errors.Join(err, group.Wait())
 	}()
 	for len(clusters) > 1 {
 		idle := 0
