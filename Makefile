@@ -62,40 +62,17 @@ vet: ## go vet, all three modules
 lint: ## golangci-lint; builds it on first use, which takes minutes
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run ./...
 
-# All write events for testsum to standard output. A node without processor time
-# loses packets, so the stories, which count them, have the machine for themselves, with
-# a lab in each place; the other end-to-end tests run four packages at a time. They
-# build Lodestone themselves. A third package of unit tests runs while two wait, with
-# four of its tests at a time. The longest packages are first, so that no processor is
-# idle at the end. `make vet` vets, and a debugger's symbols would take a third of the
-# time that linking takes; compiler and linker collect garbage seldom, which saves a
-# seventh of it. What has no goroutines has none to race, and takes a fifth of the time
-# without the detector: PURE, and what makes releases. These compute while the others
-# wait; a file keeps their events until then, as two programs would mix their lines.
-TEST = go test -json -count=1 -vet=off -ldflags='-s -w' -toolexec='env GOGC=400'
-PURE = . ./test/world ./pkg/config ./pkg/migrate ./ipam ./controller/servicelb/ledger ./hack/testsum ./inspect/output \
-	./pkg/annotation ./pkg/buildinfo ./pkg/compat ./pkg/config/change ./pkg/diagnose ./pkg/report ./pkg/testcost ./speaker/core \
-	./speaker/detector/watch ./speaker/rendezvous ./speaker/layer2/seal ./speaker/layer2/segment ./speaker/membership/keys \
-	./speaker/plan ./speaker/snapshot
-RACE = CGO_ENABLED=1 $(TEST) -race -p 3 -parallel 4 -timeout 60m $(ARGS) ./speaker/direct ./speaker/membership \
-		./speaker/layer2 ./speaker/bgp ./speaker/bfd ./controller/dhcp \
-		$$(go list ./... | grep -vxFf <(go list $(PURE)))
-COMPUTES = status=0; $(TEST) -p 1 -timeout 60m $(ARGS) $(PURE) || status=1
-RELEASES = ( cd $(RELEASE) && $(TEST) -p 1 -timeout 60m $(ARGS) ./... ) || status=1
-UNIT = status=0 events=$$(mktemp); { $(COMPUTES); $(1); exit $$status; } >$$events & $(RACE) || status=1; \
-	wait $$! || status=1; cat $$events; rm $$events; exit $$status
-E2ETESTS = cd $(E2E); status=0; $(TEST) -timeout 90m $(ARGS) ./scenarios || status=1; \
-	$(TEST) -p 4 -parallel 4 -timeout 90m $(ARGS) ./fleet ./tutorial ./apiservers ./lab $$(go list ./... | grep -v /scenarios$$) || status=1; exit $$status
-SUM  = go run ./hack/testsum $(if $(CI),-strict)
+# What runs together, and when, is in hack/tests/plan.go.
+TESTS = go run ./hack/tests $(if $(CI),-strict)
 
 unit: root ## unit and property tests, with the race detector where there are goroutines (root)
-	( $(call UNIT,:) ) | $(SUM)
+	@$(TESTS) unit $(ARGS)
 
 e2e: root deps ## end-to-end tests against a real cluster (root)
-	( $(E2ETESTS) ) | $(SUM)
+	@$(TESTS) e2e $(ARGS)
 
 test: root deps build ## every test; the last line counts passed, failed and skipped (root)
-	{ status=0; ( $(call UNIT,$(RELEASES)) ) || status=1; ( $(E2ETESTS) ) || status=1; exit $$status; } | $(SUM)
+	@$(TESTS) all $(ARGS)
 
 check-all: ## before a release: make check, and the tests that take too long for CI (root)
 	@$(MAKE) --no-print-directory check ARGS='-tags long $(ARGS)'

@@ -76,7 +76,8 @@ func report(options soak.Options, v soak.Verdict) {
 	for _, f := range v.Findings {
 		fmt.Printf("soak found %s\n", f)
 	}
-	fmt.Printf("soak seed=%d hours=%.2f steps=%d faults=%d datagrams=%d requests=%d connections=%d ended=%d not_ready=%d grown_mb=%.1f found=%d\n",
-		options.Seed, v.Lasted.Hours(), v.Steps, v.Faults, v.Asked, v.Requests, v.Connections, v.Ended, v.NotReady, float64(v.Grown)/1e6, len(v.Findings))
+	fmt.Printf("soak seed=%d hours=%.2f steps=%d faults=%d datagrams=%d requests=%d connections=%d ended=%d not_ready=%d grown_mb=%.1f "+
+		"found=%d\n", options.Seed, v.Lasted.Hours(), v.Steps, v.Faults, v.Asked, v.Requests, v.Connections, v.Ended, v.NotReady,
+		float64(v.Grown)/1e6, len(v.Findings))
 	fmt.Println("soak timeline in", options.Dir)
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -32,7 +33,12 @@ type event struct {
 // key is a test, or a package when test is empty.
 type key struct{ pkg, test string }
 
+// summary is what became of the tests. Several may be read at a time.
 type summary struct {
+	// began is called with the package of each test that begins. It may be nil.
+	began func(pkg string)
+
+	mu                      sync.Mutex
 	out                     io.Writer
 	passed, failed, skipped int
 	// output is what unfinished tests and packages have printed.
@@ -47,25 +53,35 @@ func newSummary(out io.Writer) *summary {
 	return &summary{out: out, output: map[key]*strings.Builder{}, tests: map[string]int{}, bad: map[string]int{}}
 }
 
-func (s *summary) read(r io.Reader) error {
+// read reads the events of `go test -json`, and reports whether one is that something has failed.
+func (s *summary) read(r io.Reader) (failed bool, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
-		var e event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			// The go command itself speaks plain text.
-			fmt.Fprintln(s.out, lines.Text())
-			continue
-		}
-		s.add(e)
+		failed = s.line(lines.Bytes()) || failed
 	}
-	return lines.Err()
+	return failed, lines.Err()
+}
+
+func (s *summary) line(text []byte) (failed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var e event
+	if err := json.Unmarshal(text, &e); err != nil {
+		fmt.Fprintf(s.out, "%s\n", text) // the go command itself prints plain text
+		return false
+	}
+	s.add(e)
+	return e.Action == "fail"
 }
 
 func (s *summary) add(e event) {
 	k := key{cmp.Or(e.Package, e.ImportPath), e.Test}
 	switch e.Action {
 	case "run":
+		if s.began != nil {
+			s.began(e.Package)
+		}
 		s.output[k] = &strings.Builder{}
 	case "output", "build-output":
 		if s.output[k] == nil {

@@ -88,7 +88,7 @@ func TestSummary(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
 			s := newSummary(&out)
-			if err := s.read(strings.NewReader(tt.events)); err != nil {
+			if _, err := s.read(strings.NewReader(tt.events)); err != nil {
 				t.Fatal(err)
 			}
 			if ok := s.close(tt.strict); ok != tt.ok {
