@@ -24,6 +24,9 @@ const (
 	maxMisrouted = 2 * time.Second
 	// bfdDetection is the detection time of BFD: three intervals of 300 ms, and a packet under way.
 	bfdDetection = 1200 * time.Millisecond
+	// slowBFD is the detection time of one that has come up less than a second ago: its end agrees on shorter intervals than a
+	// second with the next packet (RFC 5880 section 6.8.3).
+	slowBFD = 3300 * time.Millisecond
 	// minAvoided is for how long routers are asked to prefer other nodes before a planned withdrawal: the speaker's two seconds, less
 	// the delay of the messages.
 	minAvoided = 1900 * time.Millisecond
@@ -302,7 +305,8 @@ func (c *routeChecks) lookAtHop(r *router, n *node, vip netip.Addr, serves bool)
 		}
 	}
 	fails(note(c.misroute, key, there && !serves && attends, c.now), maxMisrouted+maxForwarding)
-	fails(note(c.absent, key, !there, c.now), c.detection(a))
+	gone := note(c.absent, key, !there, c.now)
+	fails(gone, c.detection(a, gone))
 }
 
 // late reports whether kube-proxy does not forward yet to endpoints that the node has.
@@ -315,16 +319,21 @@ func (c *routeChecks) there(r *router, n *node) bool {
 	return n.plane.off == 0 && c.open(r.station, n.id)
 }
 
-// detection returns how long a router may keep routes of a node that is not there.
-func (c *routeChecks) detection(a *adjacency) (bound time.Duration) {
-	r := a.r
-	if bound = r.hold + 3*time.Second + maxMisrouted; r.bfd && a.up && a.watch.status.Up() { // some documents have three seconds more
+// detection returns how long a router may keep routes of a node that is not there since then.
+func (c *routeChecks) detection(a *adjacency, since time.Duration) (bound time.Duration) {
+	r, fast := a.r, a.r.bfd && a.up && a.watch.status.Up()
+	switch {
+	case !fast:
+		bound = r.hold + 3*time.Second + maxMisrouted // some documents have three seconds more
+	case a.idle > since-time.Second:
+		bound = slowBFD
+	default:
 		bound = bfdDetection
 	}
 	if !c.open(a.n.id, r.station) { // one direction after the other: the node notices first, and cannot make that known
 		bound *= 2
 	}
-	if r.restart > 0 && bound != bfdDetection {
+	if r.restart > 0 && !fast {
 		bound += r.restart
 	}
 	if r.slow > 0 || !c.calm() {
