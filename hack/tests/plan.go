@@ -79,7 +79,7 @@ func newPlan(ctx context.Context, root, kind string) (plan, error) {
 			others.packages = append(others.packages, path)
 		}
 	}
-	aside := []group{others, {dir: root, flags: []string{"-p=1"}, packages: pure}}
+	computed := group{dir: root, flags: []string{"-p=1"}, packages: pure}
 	rest := group{dir: e2e, flags: []string{"-p=4", "-parallel=4"}, packages: slices.Clone(longestE2E)}
 	for path := range labs {
 		if path != stories {
@@ -89,12 +89,13 @@ func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	turns := []group{{dir: e2e, packages: []string{stories}}, rest}
 	switch kind {
 	case "unit":
-		return plan{turns: append([]group{packets}, aside...)}, nil
+		packets.packages = append(packets.packages, others.packages...)
+		return plan{turns: []group{packets, computed}}, nil
 	case "e2e":
 		return plan{turns: turns}, nil
 	case "all":
-		aside = append(aside, group{dir: release, flags: []string{"-p=1"}, packages: []string{"./..."}})
-		return plan{append([]group{packets}, turns...), aside, stories}, nil
+		releases := group{dir: release, flags: []string{"-p=1"}, packages: []string{"./..."}}
+		return plan{append([]group{packets}, turns...), []group{computed, releases, others}, stories}, nil
 	}
 	return plan{}, fmt.Errorf("there are no tests of the kind %q: write unit, e2e or all", kind)
 }
