@@ -529,8 +529,11 @@ func (k kernel) generation() (uint32, error) {
 // flushed it, or restored older ones. A chain also goes with its interface. Elements of buckets are not checked, as they are many.
 func (k kernel) sound(f *family, want *ruleset, elements bool) (bool, error) {
 	table, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
-	if err != nil {
-		return false, nil // there is none
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look for the nftables table: %w", err)
 	}
 	// All chains, sets and counters use the table. Listing them would list those of kube-proxy.
 	bases := f.bases(want)

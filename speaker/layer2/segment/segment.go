@@ -16,7 +16,7 @@
 //	probe.go     whether a new address is in use, and when it is free again
 //	queue.go     what has to be sent, and when
 //	announce.go  the announcements of a VIP, and when they are repeated
-//	oneway.go    whether the interface is deaf: it carries one way only
+//	deaf.go      whether the interface is deaf: it carries one way only
 package segment
 
 import (
