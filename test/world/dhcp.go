@@ -137,10 +137,18 @@ func (d *dhcpServer) mayLose(service string, addr netip.Addr) bool {
 	return !ok || d.now-g.since < time.Minute
 }
 
-// mayGet reports whether the Service may be given the address: it is leased to it now, or was at the decision.
+// mayGet reports whether the Service may be given the address: it is leased to it now, or was at the decision, or a controller that
+// has just begun asks for it, as the Service had it: then a user may have overwritten it meanwhile.
 func (d *dhcpServer) mayGet(service string, addr netip.Addr) bool {
 	if !d.leases(addr) {
 		return !ofOthers(addr)
+	}
+	for _, r := range d.control.replicas {
+		for id, s := range r.lessees {
+			if _, name, _ := strings.Cut(id, "/"); name == service && s.last == addr && !s.Addr.IsValid() {
+				return true
+			}
+		}
 	}
 	g, ok := d.leasedTo(service, addr)
 	return ok || d.now-g.since < staleness || g.until < d.now && d.now-g.until < staleness
