@@ -14,7 +14,10 @@ package objects
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net/url"
 	"reflect"
 	"sync"
 	"time"
@@ -200,23 +203,27 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 	}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			l := &internalversion.List{}
-			r.reset()
-			head, err := kind.read(ctx, client, scope, scope.First(options), func(obj P) {
-				if kept, ok := r.keep(obj); ok {
-					r.note(MetaOf(obj).key())
-					l.Items = append(l.Items, kept)
-				}
+			return untilAnswered(ctx, informer.HasSynced, func() (runtime.Object, error) {
+				l := &internalversion.List{}
+				r.reset()
+				head, err := kind.read(ctx, client, scope, scope.First(options), func(obj P) {
+					if kept, ok := r.keep(obj); ok {
+						r.note(MetaOf(obj).key())
+						l.Items = append(l.Items, kept)
+					}
+				})
+				l.ListMeta = head
+				return l, err
 			})
-			l.ListMeta = head
-			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			lists := options.SendInitialEvents != nil && *options.SendInitialEvents
-			if lists {
-				r.reset()
-			}
-			w, err := kind.client(client, scope.Namespace).Watch(ctx, scope.options(options))
+			w, err := untilAnswered(ctx, informer.HasSynced, func() (watch.Interface, error) {
+				if lists {
+					r.reset()
+				}
+				return kind.client(client, scope.Namespace).Watch(ctx, scope.options(options))
+			})
 			if lists && (utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)) {
 				// For these two the reflector would report nothing and wait for up to a minute, even when ctx has
 				// ended. After any other error it lists, which fails in the same way, and reports that.
@@ -230,6 +237,24 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 	}
 	informer = cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), empty(), o)
 	return informer
+}
+
+// longestWait is the longest time between two attempts to reach an API server. For reflectors it is a minute.
+const longestWait = 4 * time.Second
+
+// untilAnswered repeats a request until the API server answers, if it has answered before. A reflector waits longer and longer between
+// two attempts, and nobody would see what changes in the first minute in which the API server is back.
+func untilAnswered[R any](ctx context.Context, before func() bool, request func() (R, error)) (R, error) {
+	for wait := time.Second; ; wait = min(2*wait, longestWait) {
+		answer, err := request()
+		if _, unanswered := errors.AsType[*url.Error](err); !unanswered || !before() || ctx.Err() != nil {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait/2 + rand.N(wait/2)):
+		}
+	}
 }
 
 // reader turns what the API server sends into what an informer keeps.

@@ -1,15 +1,20 @@
 package objects_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -96,6 +101,76 @@ func TestListThatIsRefused(t *testing.T) {
 			case <-time.After(30 * time.Second):
 				t.Fatal("did not end")
 			}
+		})
+	}
+}
+
+// roundTrip is the transport of a client.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (r roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return r(q) }
+
+// However long an API server was away, what has changed is known a few seconds after it is back.
+func TestChangesAreKnownSoonAfterTheAPIServerIsBack(t *testing.T) {
+	for _, away := range []time.Duration{10 * time.Second, time.Minute, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			list := func(version string) []byte {
+				return encoded(t, &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: version},
+					Items: []corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", ResourceVersion: version}}}})
+			}
+			var gone atomic.Bool
+			ends, current := make(chan struct{}), "1"
+			attempts := 0
+			transport := roundTrip(func(q *http.Request) (*http.Response, error) {
+				answer := func(code int, body io.ReadCloser, kind string) (*http.Response, error) {
+					return &http.Response{StatusCode: code, Body: body, Header: http.Header{"Content-Type": {kind}}, Request: q}, nil
+				}
+				switch query := q.URL.Query(); {
+				case gone.Load():
+					attempts++
+					return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+				case query.Get("sendInitialEvents") == "true":
+					return answer(http.StatusBadRequest, http.NoBody, "text/plain")
+				case query.Get("watch") == "":
+					return answer(http.StatusOK, io.NopCloser(bytes.NewReader(list(current))), kruntime.ContentTypeProtobuf)
+				case query.Get("resourceVersion") != current:
+					return answer(http.StatusGone, http.NoBody, "text/plain")
+				}
+				r, w := io.Pipe()
+				go func() {
+					select {
+					case <-ends:
+					case <-q.Context().Done():
+					}
+					w.Close()
+				}()
+				return answer(http.StatusOK, r, kruntime.ContentTypeProtobuf+";stream=watch")
+			})
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", Transport: transport,
+				ContentConfig: rest.ContentConfig{ContentType: kruntime.ContentTypeProtobuf}})
+			require.NoError(t, err)
+			informer := objects.Services.Informer(client, objects.Scope{}, cache.SharedIndexInformerOptions{})
+			ctx, end := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); informer.RunWithContext(ctx) }()
+			defer func() { end(); <-done }()
+			version := func() string {
+				synctest.Wait()
+				obj, _, err := informer.GetStore().GetByKey("shop/web")
+				require.NoError(t, err)
+				return obj.(*corev1.Service).ResourceVersion
+			}
+			time.Sleep(time.Minute)
+			require.Equal(t, "1", version())
+			gone.Store(true)
+			close(ends)
+			time.Sleep(away)
+			require.Equal(t, "1", version())
+			require.Less(t, attempts, int(away/time.Second)+5)
+			current, ends = "2", make(chan struct{})
+			gone.Store(false)
+			time.Sleep(10 * time.Second)
+			require.Equal(t, "2", version(), "after %s", away)
 		})
 	}
 }

@@ -32,7 +32,7 @@ const (
 	// others for sureAfter in that time: not all nodes notice at once that it is gone, or back.
 	blindAfter, sureAfter = 25 * time.Second, 15 * time.Second
 	// seeingAfter is how long the API server has to answer again before this node is not blind any more:
-	// watches wait as long before they try again, and then the node knows what it missed.
+	// the watches of its kube-proxy wait as long before they try again, and then the node knows what it missed.
 	seeingAfter = time.Minute
 )
 

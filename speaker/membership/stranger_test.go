@@ -3,7 +3,6 @@ package membership
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -61,7 +60,6 @@ func FuzzStranger(f *testing.F) {
 	require.Eventually(f, func() bool { return refusedBy(n1.Task) > 0 }, testTimeout, time.Millisecond)
 	require.EqualValues(f, 1, refusedBy(n1.Task), "who has the key is no stranger")
 	require.Eventually(f, func() bool { return len(n1.Speakers()) == 2 }, testTimeout, time.Millisecond, "but a speaker")
-	before := n1.Speakers()
 
 	f.Add(c.packetOf(secretOf(f, "wrong horse battery staple")))
 	f.Add([]byte{})
@@ -77,14 +75,17 @@ func FuzzStranger(f *testing.F) {
 		if len(b) > 65507 || bytes.Equal(b, ours) { // the largest datagram
 			return
 		}
-		refused := refusedBy(n1.Task)
+		refused, before := refusedBy(n1.Task), n1.Speakers()
 		_, err := conn.Write(b)
 		require.NoError(t, err)
 		for end := time.Now().Add(testTimeout); refusedBy(n1.Task) == refused; time.Sleep(20 * time.Microsecond) {
 			require.True(t, time.Now().Before(end), "not refused: %q", b)
 		}
 		require.Equal(t, refused+1, refusedBy(n1.Task))
-		require.True(t, maps.Equal(before, n1.Speakers()), "%v", n1.Speakers())
+		for name, ready := range n1.Speakers() { // the one above is forgotten after some minutes
+			was, there := before[name]
+			require.True(t, there && was == ready, "%s is there", name)
+		}
 	})
 }
 
