@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,10 +71,10 @@ func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	}
 	packets := group{dir: root, race: true, flags: []string{"-p=3", "-parallel=4"}, packages: slices.Clone(longestUnit)}
 	others := group{dir: root, race: true, flags: []string{"-p=2", "-parallel=4"}}
-	for path, imports := range ours {
+	for _, path := range slices.Sorted(maps.Keys(ours)) {
 		switch {
 		case alone[path] != nil:
-		case path == testnet, slices.Contains(imports, testnet):
+		case path == testnet, slices.Contains(ours[path], testnet):
 			packets.packages = append(packets.packages, path)
 		default:
 			others.packages = append(others.packages, path)
@@ -81,7 +82,7 @@ func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	}
 	computed := group{dir: root, flags: []string{"-p=1"}, packages: pure}
 	rest := group{dir: e2e, flags: []string{"-p=4", "-parallel=4"}, packages: slices.Clone(longestE2E)}
-	for path := range labs {
+	for _, path := range slices.Sorted(maps.Keys(labs)) {
 		if path != stories {
 			rest.packages = append(rest.packages, path)
 		}
