@@ -54,7 +54,7 @@ func uninitialized(node *corev1.Node) bool {
 }
 
 // waits reports whether the node is not to be initialized now, and has an Event about it. The framework asks
-// again when the Node changes, which its kubelet does every five minutes at least, and after an error later and later.
+// again when it is shown the Node again, each minute; see objects.Share.
 func (i instances) waits(ctx context.Context, node *corev1.Node, cfg *config.Config) (bool, error) {
 	emit := func(eventType, message string) {
 		i.Events.Event(node, eventType, string(ReasonNotInitialized), message)

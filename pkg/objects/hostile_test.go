@@ -1,11 +1,14 @@
 package objects_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -295,6 +298,30 @@ func TestInformersOfAFactoryKeepProjections(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, node.Annotations, n1.Annotations, "it is written back")
 	require.Empty(t, n1.Status.Images)
+}
+
+// A Node that waits for something else, as for a configuration, is looked at again within a minute.
+func TestNodesAreShownAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := testapi.New(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+			&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}})
+		factory := informers.NewSharedInformerFactory(client, 12*time.Hour)
+		objects.Share(factory, func(*corev1.Service) bool { return true })
+		var services, nodes atomic.Int64
+		for counter, informer := range map[*atomic.Int64]cache.SharedIndexInformer{
+			&services: factory.Core().V1().Services().Informer(), &nodes: factory.Core().V1().Nodes().Informer()} {
+			_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(any, any) { counter.Add(1) }})
+			require.NoError(t, err)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		factory.StartWithContext(ctx)
+		defer factory.Shutdown()
+		defer end()
+		time.Sleep(10*time.Minute + time.Second)
+		synctest.Wait()
+		require.EqualValues(t, 10, nodes.Load())
+		require.Zero(t, services.Load())
+	})
 }
 
 // The only text in the spec of a cached Lease is its holder, cut to a bounded length.

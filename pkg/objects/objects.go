@@ -13,6 +13,7 @@
 package objects
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -139,16 +140,20 @@ func (k Kind[E, P]) Informer(client kubernetes.Interface, scope Scope, o cache.S
 // Share makes the factory's informers of Services, Namespaces and Nodes keep projections. It
 // must come before any other use of these informers. Of Services that are not ours, and never
 // were, they keep only what shows that, and the addresses.
+//
+// Who asked for Nodes is shown each of them again each minute: what the framework's controller does about a new one may have
+// to wait, and it looks again only when its kubelet writes the Node, minutes later.
 func Share(factory informers.SharedInformerFactory, ours func(*corev1.Service) bool) {
-	share(factory, ServicesFor(ours))
-	share(factory, Namespaces)
-	share(factory, WritableNodes)
+	share(factory, ServicesFor(ours), 0)
+	share(factory, Namespaces, 0)
+	share(factory, WritableNodes, time.Minute)
 }
 
-func share[E any, P Decodable[E]](factory informers.SharedInformerFactory, k Kind[E, P]) {
+// share makes the factory's informer of a kind ours. It shows all objects again after that time, or the factory's if it is 0.
+func share[E any, P Decodable[E]](factory informers.SharedInformerFactory, k Kind[E, P], again time.Duration) {
 	factory.InformerFor(P(new(E)), func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		return k.Informer(client, Shared, cache.SharedIndexInformerOptions{
-			ResyncPeriod: resync, Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+			ResyncPeriod: cmp.Or(again, resync), Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
 		})
 	})
 }
