@@ -72,8 +72,8 @@ func runStories(m *testing.M) (code int, err error) {
 	}()
 	for len(clusters) > 1 {
 		idle := 0
-		for range 3 { // something else may run for a while
-			now, err := idlePercent(10 * time.Second)
+		for range 6 { // something else may run for a while
+			now, err := idlePercent(5 * time.Second)
 			if err != nil {
 				return 1, err
 			}
