@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,77 +42,56 @@ var pure = []string{".", "./test/world", "./pkg/config", "./pkg/migrate", "./ipa
 	"./speaker/core", "./speaker/detector/watch", "./speaker/rendezvous", "./speaker/layer2/seal", "./speaker/layer2/segment",
 	"./speaker/membership/keys", "./speaker/plan", "./speaker/snapshot"}
 
-const (
-	module  = "github.com/lodestone-lb/lodestone"
-	testnet = module + "/pkg/testnet"
-	stories = module + "/test/e2e/scenarios"
-)
+// stories is the package beside which others run.
+const stories = "github.com/lodestone-lb/lodestone/test/e2e/scenarios"
 
 // newPlan returns the plan of a kind of tests of the repository: unit, e2e, or all, which is both and what makes a release.
 //
 // A node without processor time loses packets. So the stories, which count them, have the machine for themselves, with a
-// lab in each place; the other end-to-end tests run four packages at a time. Of the unit tests those that send packets run three
-// packages at a time, with four tests of each, as two wait mostly. The others compute, and take what the stories leave, from when the
-// labs are up and have measured whether the machine is fast enough for so many.
+// lab in each place; the other end-to-end tests run four packages at a time, and unit tests three, with four tests of each, as two wait
+// mostly. What neither waits nor sends anything takes what the stories leave, from when their labs are up and have measured whether the
+// machine is fast enough for so many.
 func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	e2e, release := filepath.Join(root, "test", "e2e"), filepath.Join(root, "hack", "release")
-	ours, err := list(ctx, root, "./...")
-	if err != nil {
-		return plan{}, err
-	}
 	alone, err := list(ctx, root, pure...)
 	if err != nil {
 		return plan{}, err
 	}
-	labs, err := list(ctx, e2e, "./...")
-	if err != nil {
+	unit := group{dir: root, race: true, flags: []string{"-p=3", "-parallel=4"}}
+	if unit.packages, err = but(ctx, root, longestUnit, alone...); err != nil {
 		return plan{}, err
 	}
-	packets := group{dir: root, race: true, flags: []string{"-p=3", "-parallel=4"}, packages: slices.Clone(longestUnit)}
-	others := group{dir: root, race: true, flags: []string{"-p=2", "-parallel=4"}}
-	for _, path := range slices.Sorted(maps.Keys(ours)) {
-		switch {
-		case alone[path] != nil:
-		case path == testnet, slices.Contains(ours[path], testnet):
-			packets.packages = append(packets.packages, path)
-		default:
-			others.packages = append(others.packages, path)
-		}
+	rest := group{dir: e2e, flags: []string{"-p=4", "-parallel=4"}}
+	if rest.packages, err = but(ctx, e2e, longestE2E, stories); err != nil {
+		return plan{}, err
 	}
-	computed := group{dir: root, flags: []string{"-p=1"}, packages: pure}
-	rest := group{dir: e2e, flags: []string{"-p=4", "-parallel=4"}, packages: slices.Clone(longestE2E)}
-	for _, path := range slices.Sorted(maps.Keys(labs)) {
-		if path != stories {
-			rest.packages = append(rest.packages, path)
-		}
-	}
-	turns := []group{{dir: e2e, packages: []string{stories}}, rest}
+	computing := group{dir: root, flags: []string{"-p=1"}, packages: pure}
+	releases := group{dir: release, flags: []string{"-p=1"}, packages: []string{"./..."}}
+	turns := []group{unit, {dir: e2e, packages: []string{stories}}, rest}
 	switch kind {
 	case "unit":
-		packets.packages = append(packets.packages, others.packages...)
-		return plan{turns: []group{packets, computed}}, nil
+		return plan{turns: []group{unit, computing}}, nil
 	case "e2e":
-		return plan{turns: turns}, nil
+		return plan{turns: turns[1:]}, nil
 	case "all":
-		releases := group{dir: release, flags: []string{"-p=1"}, packages: []string{"./..."}}
-		return plan{append([]group{packets}, turns...), []group{computed, releases, others}, stories}, nil
+		return plan{turns, []group{computing, releases}, stories}, nil
 	}
 	return plan{}, fmt.Errorf("there are no tests of the kind %q: write unit, e2e or all", kind)
 }
 
-// list returns the packages in the folder that fit the patterns, and for each what its tests import.
-func list(ctx context.Context, dir string, patterns ...string) (map[string][]string, error) {
-	const format = `{{.ImportPath}} {{join .TestImports " "}} {{join .XTestImports " "}}`
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-tags=long", "-f", format}, patterns...)...)
+// but returns the packages of a module without some, the longest first.
+func but(ctx context.Context, dir string, longest []string, without ...string) ([]string, error) {
+	all, err := list(ctx, dir, "./...")
+	return append(slices.Clone(longest), slices.DeleteFunc(all, func(path string) bool { return slices.Contains(without, path) })...), err
+}
+
+// list returns the packages in the folder that fit the patterns.
+func list(ctx context.Context, dir string, patterns ...string) ([]string, error) {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-tags=long"}, patterns...)...)
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the packages in %s: %w", dir, err)
 	}
-	found := map[string][]string{}
-	for line := range strings.Lines(string(out)) {
-		fields := strings.Fields(line)
-		found[fields[0]] = fields
-	}
-	return found, nil
+	return strings.Fields(string(out)), nil
 }

@@ -22,16 +22,12 @@ func TestEveryPackageHasItsTurn(t *testing.T) {
 	for _, g := range slices.Concat(p.turns, p.aside) {
 		packages, err := list(t.Context(), g.dir, g.packages...)
 		require.NoError(t, err)
-		for path := range packages {
-			planned = append(planned, path)
-		}
+		planned = append(planned, packages...)
 	}
 	for _, module := range []string{"../..", "../../test/e2e", "../../hack/release"} {
 		packages, err := list(t.Context(), module, "./...")
 		require.NoError(t, err)
-		for path := range packages {
-			there = append(there, path)
-		}
+		there = append(there, packages...)
 	}
 	require.ElementsMatch(t, there, planned)
 	require.Contains(t, planned, p.beside)
