@@ -42,15 +42,18 @@ var pure = []string{".", "./test/world", "./pkg/config", "./pkg/migrate", "./ipa
 	"./speaker/core", "./speaker/detector/watch", "./speaker/rendezvous", "./speaker/layer2/seal", "./speaker/layer2/segment",
 	"./speaker/membership/keys", "./speaker/plan", "./speaker/snapshot"}
 
-// stories is the package beside which others run.
-const stories = "github.com/lodestone-lb/lodestone/test/e2e/scenarios"
+const (
+	module  = "github.com/lodestone-lb/lodestone"
+	stories = module + "/test/e2e/scenarios"
+	// longestOne is the package beside which others run.
+	longestOne = module + "/speaker/direct"
+)
 
 // newPlan returns the plan of a kind of tests of the repository: unit, e2e, or all, which is both and what makes a release.
 //
 // A node without processor time loses packets. So the stories, which count them, have the machine for themselves, with a
 // lab in each place; the other end-to-end tests run four packages at a time, and unit tests three, with four tests of each, as two wait
-// mostly. What neither waits nor sends anything takes what the stories leave, from when their labs are up and have measured whether the
-// machine is fast enough for so many.
+// mostly. What neither waits nor sends anything takes what the unit tests leave.
 func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	e2e, release := filepath.Join(root, "test", "e2e"), filepath.Join(root, "hack", "release")
 	alone, err := list(ctx, root, pure...)
@@ -70,11 +73,11 @@ func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	turns := []group{unit, {dir: e2e, packages: []string{stories}}, rest}
 	switch kind {
 	case "unit":
-		return plan{turns: []group{unit, computing}}, nil
+		return plan{[]group{unit}, []group{computing}, longestOne}, nil
 	case "e2e":
 		return plan{turns: turns[1:]}, nil
 	case "all":
-		return plan{turns, []group{computing, releases}, stories}, nil
+		return plan{turns, []group{computing, releases}, longestOne}, nil
 	}
 	return plan{}, fmt.Errorf("there are no tests of the kind %q: write unit, e2e or all", kind)
 }
