@@ -30,6 +30,17 @@ func (c *cluster) keep() {
 	})
 }
 
+// keeping returns a cluster whose leading controller has kept a copy of twoPools, and its ConfigMaps.
+func keeping(t *testing.T) (*cluster, corev1client.ConfigMapInterface) {
+	t.Helper()
+	c := newCluster(t)
+	c.write(map[string]string{config.Key: twoPools})
+	c.start()
+	c.keep()
+	c.kept(twoPools)
+	return c, c.client.CoreV1().ConfigMaps(config.Namespace)
+}
+
 // restart replaces the watcher by one that knows nothing yet.
 func (c *cluster) restart() *cluster {
 	next := newCluster(c.T)
@@ -115,12 +126,7 @@ func TestProgramsThatStartTakeTheLastValidDocument(t *testing.T) {
 // too, as it does when the chart is uninstalled.
 func TestProgramsThatStartWithoutDocument(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.write(map[string]string{config.Key: twoPools})
-		c.start()
-		c.keep()
-		c.kept(twoPools)
-		maps := c.client.CoreV1().ConfigMaps(config.Namespace)
+		c, maps := keeping(t)
 		require.NoError(t, maps.Delete(t.Context(), config.ConfigMapName, metav1.DeleteOptions{}))
 		synctest.Wait() // for the controller, which could keep what it has just read
 		late := c.restart()
@@ -141,12 +147,7 @@ func TestProgramsThatStartWithoutDocument(t *testing.T) {
 // Somebody who deletes the copy, or takes its data away, loses nothing either, if a mistake in the document comes later.
 func TestTheCopyComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t)
-		c.write(map[string]string{config.Key: twoPools})
-		c.start()
-		c.keep()
-		c.kept(twoPools)
-		maps := c.client.CoreV1().ConfigMaps(config.Namespace)
+		c, maps := keeping(t)
 		require.NoError(t, maps.Delete(t.Context(), config.LastValidName, metav1.DeleteOptions{}))
 		time.Sleep(time.Minute)
 		c.kept(twoPools)
