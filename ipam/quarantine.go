@@ -167,11 +167,17 @@ func (q *quarantine) end(r *quarantined) {
 
 // change adds an address to those in quarantine of its space, or removes it.
 func (q *quarantine) change(r *quarantined, how func(*space, *quarantined)) {
-	if len(r.space.quarantined) > 0 {
-		q.spaces.Delete(r.space)
+	s := r.space
+	switch {
+	case len(s.quarantined) == 0:
+	case s.quarantined[0].compare(r) < 0: // the first one stays, and with it the place of the space
+		how(s, r)
+		return
+	default:
+		q.spaces.Delete(s)
 	}
-	if how(r.space, r); len(r.space.quarantined) > 0 {
-		q.spaces.ReplaceOrInsert(r.space)
+	if how(s, r); len(s.quarantined) > 0 {
+		q.spaces.ReplaceOrInsert(s)
 	}
 }
 
