@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/image"
 )
@@ -116,11 +117,33 @@ func (c *Cluster) importEverywhere(ctx context.Context, archives []string) error
 	return group.Wait()
 }
 
+// findSnapshotter returns what keeps the files of containers in a folder: overlayfs, which copies none of them, or native, which
+// works everywhere, and so also where the folder is on an overlay itself.
+func findSnapshotter(dir string) (string, error) {
+	trial, err := os.MkdirTemp(dir, ".overlay-")
+	if err != nil {
+		return "", fmt.Errorf("try overlayfs: %w", err)
+	}
+	defer os.RemoveAll(trial)
+	parts := map[string]string{}
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		parts[name] = filepath.Join(trial, name)
+		if err := os.Mkdir(parts[name], 0o700); err != nil {
+			return "", fmt.Errorf("try overlayfs: %w", err)
+		}
+	}
+	layers := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", parts["lower"], parts["upper"], parts["work"])
+	if unix.Mount("overlay", parts["merged"], "overlay", 0, layers) != nil {
+		return "native", nil
+	}
+	return "overlayfs", unix.Unmount(parts["merged"], 0)
+}
+
 // importImages gives a node the images, as if it had pulled them.
 func (c *Cluster) importImages(ctx context.Context, node string, archives []string) error {
 	for _, archive := range archives {
 		cmd := exec.CommandContext(ctx, "ctr", "--address", c.containerdSocket(node), "--namespace", "k8s.io",
-			"images", "import", "--snapshotter", "native", archive)
+			"images", "import", "--snapshotter", c.snapshotter, archive)
 		if output, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("import %s on node %s: %w: %s", filepath.Base(archive), node, err, output)
 		}

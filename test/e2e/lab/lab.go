@@ -128,7 +128,9 @@ type Cluster struct {
 	dir       string
 	processes *process.Table
 	builder   program.Builder
-	certs     *certificates // only while coming up
+	// snapshotter is how containerd keeps the files of containers.
+	snapshotter string
+	certs       *certificates // only while coming up
 }
 
 // Up brings a lab up, in place of the one that is there, if any. Other programs that
@@ -230,6 +232,9 @@ func newCluster(options Options) (*Cluster, error) {
 		builder:  program.Builder{Root: options.Root, Progress: options.Progress},
 	}
 	var err error
+	if c.snapshotter, err = findSnapshotter(options.Root); err != nil {
+		return nil, err
+	}
 	c.processes, err = process.NewTable(c.dir, p.group())
 	return c, err
 }

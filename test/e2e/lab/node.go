@@ -47,6 +47,7 @@ exec "$@"`
 type nodeFiles struct {
 	Dir           string
 	PauseImage    string
+	Snapshotter   string
 	Registries    string
 	CgroupRoot    string
 	CA            string
@@ -91,7 +92,7 @@ func (c *Cluster) writeNodeFiles(node string) error {
 	}
 	fill := nodeFiles{
 		Dir:        dir,
-		PauseImage: pauseImage,
+		PauseImage: pauseImage, Snapshotter: c.snapshotter,
 		Registries: c.Registries(node),
 		CgroupRoot: c.place.group().NodeRoot(node),
 		CA:         c.certs.ca.Cert,
