@@ -39,6 +39,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/test/e2e/echo"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
+	"github.com/lodestone-lb/lodestone/test/e2e/lock"
 	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/process"
 )
@@ -73,6 +74,8 @@ type Fleet struct {
 	Router *Router
 
 	options  Options
+	lock     *lock.Lock
+	number   int // of those on this machine
 	dir      string
 	names    []string // of the nodes
 	speakers map[string]*exec.Cmd
@@ -127,7 +130,7 @@ func Start(ctx context.Context, o Options) (f *Fleet, err error) {
 			err = errors.Join(err, f.Stop())
 		}
 	}()
-	if f.dir, err = os.MkdirTemp("", "fleet-"); err != nil {
+	if err := f.take(ctx, 1, Most); err != nil {
 		return f, err
 	}
 	f.Client = f.host("client")
@@ -151,14 +154,48 @@ func (f *Fleet) Stop() error {
 		failed = errors.Join(failed, c())
 	}
 	f.running.Wait()
-	for _, name := range append([]string{"switch", "client", "router"}, f.names...) {
-		failed = errors.Join(failed, netns.Delete(f.host(name)))
+	if f.lock == nil {
+		return failed
+	}
+	defer f.lock.Release()
+	return errors.Join(failed, f.remove())
+}
+
+// Most is how many fleets a machine has at a time. More wait.
+const Most = 16
+
+// take gives the fleet a number that no other one has, and removes what a fleet of that number left whose program was killed.
+func (f *Fleet) take(ctx context.Context, first, last int) (err error) {
+	var locks []*lock.Lock
+	for n := first; n <= last; n++ {
+		locks = append(locks, lock.New(fmt.Sprintf("/run/lodestone-fleet-%d.lock", n)))
+	}
+	if f.lock, err = lock.First(ctx, func(string, ...any) {}, locks...); err != nil {
+		return err
+	}
+	f.number = first + slices.Index(locks, f.lock)
+	f.dir = fmt.Sprintf("/run/lodestone-fleet-%d", f.number)
+	if err := f.remove(); err != nil {
+		return fmt.Errorf("remove what a killed fleet left: %w", err)
+	}
+	return os.MkdirAll(f.routerDir(), 0o755)
+}
+
+// remove removes what there is of a fleet of this number.
+func (f *Fleet) remove() error {
+	all, failed := filepath.Glob(netns.Path(f.host("*")))
+	for _, path := range all {
+		name := filepath.Base(path)
+		failed = errors.Join(failed, netns.Kill(name), netns.Delete(name))
 	}
 	return errors.Join(failed, os.RemoveAll(f.dir))
 }
 
+// routerDir is where FRR's user can get to.
+func (f *Fleet) routerDir() string { return filepath.Join(f.dir, "router") }
+
 // host is the namespace of a host. Fleets have nothing in common.
-func (f *Fleet) host(name string) string { return "ls-" + filepath.Base(f.dir) + "-" + name }
+func (f *Fleet) host(name string) string { return fmt.Sprintf("ls-fleet%d-%s", f.number, name) }
 
 // build makes the switch and plugs the hosts in.
 func (f *Fleet) build(context.Context) error {

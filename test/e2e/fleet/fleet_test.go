@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/lab"
+	"github.com/lodestone-lb/lodestone/test/e2e/netns"
 	"github.com/lodestone-lb/lodestone/test/e2e/probe"
 	"github.com/lodestone-lb/lodestone/test/e2e/program"
 )
@@ -70,6 +71,31 @@ func startFleetWith(t *testing.T, o Options) *Fleet {
 		require.NoError(t, f.Stop())
 	})
 	return f
+}
+
+// The next fleet removes what one left whose program was killed: processes, namespaces and files.
+func TestFleetAfterAKilledOne(t *testing.T) {
+	t.Parallel()
+	const number = Most + 1 // no other fleet's
+	killed, next := &Fleet{}, &Fleet{}
+	require.NoError(t, killed.take(t.Context(), number, number))
+	router := killed.host("router")
+	require.NoError(t, netns.Create(router))
+	daemon := netns.Command(t.Context(), router, "sh", "-c", "echo; exec sleep 1000")
+	out, err := daemon.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, daemon.Start())
+	_, err = out.Read(make([]byte, 1)) // it is inside
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(killed.Log("n1"), nil, 0o600))
+	killed.lock.Release() // as the kernel does
+
+	require.NoError(t, next.take(t.Context(), number, number))
+	t.Cleanup(func() { require.NoError(t, next.remove()); next.lock.Release() })
+	require.ErrorContains(t, daemon.Wait(), "killed")
+	require.NoFileExists(t, netns.Path(router))
+	require.NoFileExists(t, killed.Log("n1"))
+	require.DirExists(t, next.routerDir())
 }
 
 func (f *Fleet) steady(t *testing.T) {

@@ -53,16 +53,12 @@ func (f *Fleet) startRouter(ctx context.Context) error {
 	if !f.options.Router {
 		return nil
 	}
-	dir, err := os.MkdirTemp("", "fleet-router-") // FRR's user cannot get into the fleet's
-	if err != nil {
-		return err
-	}
-	f.Router = &Router{Namespace: f.host("router"), fleet: f, dir: dir}
-	f.closers = append(f.closers, func() error { return errors.Join(f.Router.Kill(), os.RemoveAll(dir)) })
-	err = netns.Do(f.Router.Namespace, func() error { // by ports, too
+	f.Router = &Router{Namespace: f.host("router"), fleet: f, dir: f.routerDir()}
+	f.closers = append(f.closers, f.Router.Kill)
+	err := netns.Do(f.Router.Namespace, func() error { // by ports, too
 		return os.WriteFile("/proc/sys/net/ipv4/fib_multipath_hash_policy", []byte("1"), 0)
 	})
-	return errors.Join(err, os.Chmod(dir, 0o755), f.Router.Start(ctx))
+	return errors.Join(err, f.Router.Start(ctx))
 }
 
 // Start starts the daemons, again after Kill, and returns when they answer. The

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -45,6 +46,29 @@ func Delete(name string) error {
 		return fmt.Errorf("delete namespace %s: %w", name, err)
 	}
 	return nil
+}
+
+// Kill ends all processes inside the namespace.
+func Kill(name string) error {
+	var inside unix.Stat_t
+	if err := unix.Stat(Path(name), &inside); err != nil {
+		return fmt.Errorf("look at namespace %s: %w", name, err)
+	}
+	all, failed := filepath.Glob("/proc/[0-9]*")
+	for _, process := range all {
+		var of unix.Stat_t
+		if unix.Stat(process+"/ns/net", &of) != nil || of.Dev != inside.Dev || of.Ino != inside.Ino { // it may have ended
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(process))
+		if err == nil {
+			err = unix.Kill(pid, unix.SIGKILL)
+		}
+		if !errors.Is(err, unix.ESRCH) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
 }
 
 // Do runs fn inside the namespace, on a thread of its own. Goroutines that fn
