@@ -27,7 +27,7 @@ const unprivileged = "65532:65532"
 // programs is what was built before anything starts.
 type programs struct {
 	bin    string
-	images []string
+	images []image.Image
 }
 
 // kubernetes returns the path by which the one binary is that program.
@@ -44,17 +44,13 @@ func (c *Cluster) build(ctx context.Context) (programs, error) {
 		if err != nil {
 			return p, err
 		}
-		archive, err := c.writeImage(image.Image{Ref: ref, Binary: binary, User: unprivileged})
-		if err != nil {
-			return p, err
-		}
-		p.images = append(p.images, archive)
+		p.images = append(p.images, image.Image{Ref: ref, Binary: binary, User: unprivileged})
 	}
 	if c.NoLodestone {
 		return p, nil
 	}
-	archives, err := c.lodestoneImages(ctx)
-	p.images = append(p.images, archives...)
+	ours, err := c.lodestoneImages(ctx)
+	p.images = append(p.images, ours...)
 	return p, err
 }
 
@@ -88,33 +84,46 @@ func link(dir string, targets map[string]string) error {
 	return nil
 }
 
-func (c *Cluster) writeImage(i image.Image) (archive string, err error) {
-	dir := c.path("images")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("create image folder: %w", err)
-	}
-	archive = filepath.Join(dir, filepath.Base(i.Binary)+".tar")
-	return archive, i.Write(archive)
-}
-
 // Import gives every node the images, as if it had pulled them.
 func (c *Cluster) Import(ctx context.Context, images ...image.Image) error {
-	archives := make([]string, len(images))
-	for n, i := range images {
-		var err error
-		if archives[n], err = c.writeImage(i); err != nil {
-			return err
-		}
+	dir, err := os.MkdirTemp(c.dir, "images-")
+	if err != nil {
+		return fmt.Errorf("import images: %w", err)
 	}
-	return c.importEverywhere(ctx, archives)
-}
-
-func (c *Cluster) importEverywhere(ctx context.Context, archives []string) error {
+	defer os.RemoveAll(dir)
+	archives, err := write(images, dir)
+	if err != nil {
+		return err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, node := range c.nodes {
-		group.Go(func() error { return c.importImages(ctx, node, archives) })
+		group.Go(func() error { return c.importInto(ctx, c.containerdSocket(node), archives) })
 	}
 	return group.Wait()
+}
+
+// write writes archives of the images into the folder.
+func write(images []image.Image, dir string) (archives []string, err error) {
+	for _, i := range images {
+		archive := filepath.Join(dir, filepath.Base(i.Binary)+".tar")
+		if err := i.Write(archive); err != nil {
+			return nil, err
+		}
+		archives = append(archives, archive)
+	}
+	return archives, nil
+}
+
+// importInto gives a containerd the images.
+func (c *Cluster) importInto(ctx context.Context, socket string, archives []string) error {
+	for _, archive := range archives {
+		cmd := exec.CommandContext(ctx, "ctr", "--address", socket, "--namespace", "k8s.io",
+			"images", "import", "--snapshotter", c.snapshotter, archive)
+		if output, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("import %s by %s: %w: %s", filepath.Base(archive), socket, err, output)
+		}
+	}
+	return nil
 }
 
 // findSnapshotter returns what keeps the files of containers in a folder: overlayfs, which copies none of them, or native, which
@@ -137,16 +146,4 @@ func findSnapshotter(dir string) (string, error) {
 		return "native", nil
 	}
 	return "overlayfs", unix.Unmount(parts["merged"], 0)
-}
-
-// importImages gives a node the images, as if it had pulled them.
-func (c *Cluster) importImages(ctx context.Context, node string, archives []string) error {
-	for _, archive := range archives {
-		cmd := exec.CommandContext(ctx, "ctr", "--address", c.containerdSocket(node), "--namespace", "k8s.io",
-			"images", "import", "--snapshotter", c.snapshotter, archive)
-		if output, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("import %s on node %s: %w: %s", filepath.Base(archive), node, err, output)
-		}
-	}
-	return nil
 }

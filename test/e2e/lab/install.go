@@ -20,27 +20,18 @@ const uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
 
 // lodestoneImages builds the product and makes its images, as the Dockerfile
 // does.
-func (c *Cluster) lodestoneImages(ctx context.Context) (archives []string, err error) {
+func (c *Cluster) lodestoneImages(ctx context.Context) ([]image.Image, error) {
 	c.Progress("building lodestone")
 	bin, err := c.builder.Lodestone(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return c.imagesOf(bin, "dev")
+	return imagesOf(bin, "dev"), err
 }
 
-// imagesOf makes the product's images, with the tag, of the binaries in the folder.
-func (c *Cluster) imagesOf(bin, tag string) (archives []string, err error) {
+// imagesOf returns the product's images, with the tag, of the binaries in the folder.
+func imagesOf(bin, tag string) (all []image.Image) {
 	for name, user := range map[string]string{"lodestone-controller": unprivileged, "lodestone-speaker": "0:0", "lodestone": unprivileged} {
-		archive, err := c.writeImage(image.Image{
-			Ref: registry + "/" + name + ":" + tag, Binary: filepath.Join(bin, name), User: user,
-		})
-		if err != nil {
-			return nil, err
-		}
-		archives = append(archives, archive)
+		all = append(all, image.Image{Ref: registry + "/" + name + ":" + tag, Binary: filepath.Join(bin, name), User: user})
 	}
-	return archives, nil
+	return all
 }
 
 // Release builds a release of Lodestone from its commit, and gives every node the images, with the version as
@@ -49,11 +40,7 @@ func (c *Cluster) Release(ctx context.Context, version, commit string) (dir stri
 	if dir, err = c.builder.Release(ctx, version, commit); err != nil {
 		return "", err
 	}
-	archives, err := c.imagesOf(filepath.Join(dir, "bin"), version)
-	if err != nil {
-		return "", err
-	}
-	return dir, c.importEverywhere(ctx, archives)
+	return dir, c.Import(ctx, imagesOf(filepath.Join(dir, "bin"), version)...)
 }
 
 // values is what the lab sets of the chart's values.
@@ -152,11 +139,11 @@ func (c *Cluster) WaitInitialized(ctx context.Context) error {
 // Load builds Lodestone again, gives every node the new images and restarts
 // its pods.
 func (c *Cluster) Load(ctx context.Context) error {
-	archives, err := c.lodestoneImages(ctx)
+	images, err := c.lodestoneImages(ctx)
 	if err != nil {
 		return err
 	}
-	if err := c.importEverywhere(ctx, archives); err != nil {
+	if err := c.Import(ctx, images...); err != nil {
 		return err
 	}
 	workloads := []string{"deployment/lodestone-controller", "daemonset/lodestone-speaker"}

@@ -14,6 +14,7 @@
 //	controlplane.go  etcd, the API servers, the controller manager and the scheduler
 //	node.go          a node: containerd, kubelet and kube-proxy
 //	images.go        container images, built and imported
+//	stock.go         the images that nodes have from the start, unpacked once
 //	install.go       Lodestone, by its chart
 //	router.go        the routers: FRR and BIRD
 //	faults.go        loss of nodes, partitions, and packets that are dropped
@@ -252,6 +253,9 @@ func (c *Cluster) up(ctx context.Context) error {
 	c.Progress("programs and images ready after %s", since(started))
 	if err := c.prepare(); err != nil {
 		return err
+	}
+	if err := c.stock(ctx, programs.images); err != nil {
+		return fmt.Errorf("give the nodes their images: %w", err)
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	controlPlane := make(chan struct{})

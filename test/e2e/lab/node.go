@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -64,9 +63,6 @@ func (c *Cluster) startNode(ctx context.Context, node string, p programs, contro
 	}
 	runtime, err := c.startContainerd(ctx, node)
 	if err != nil {
-		return err
-	}
-	if err := c.importImages(ctx, node, p.images); err != nil {
 		return err
 	}
 	select {
@@ -150,11 +146,7 @@ func (c *Cluster) startContainerd(ctx context.Context, node string) (*process.Pr
 		if err := p.Check(); err != nil {
 			return fatalError{err}
 		}
-		conn, err := net.Dial("unix", c.containerdSocket(node))
-		if err != nil {
-			return err
-		}
-		return conn.Close()
+		return dials(c.containerdSocket(node))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("wait for containerd of %s: %w", node, err)
