@@ -92,12 +92,7 @@ func restored(n int) func(*config.Config, kube.State) bool {
 // mended: they take the copy, log that, and leave it for the first valid document.
 func TestProgramsThatStartTakeTheLastValidDocument(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
-	c.write(map[string]string{config.Key: twoPools})
-	c.start()
-	c.keep()
-	c.kept(twoPools)
-
+	c, _ := keeping(t)
 	c.write(map[string]string{config.Key: broken})
 	c.until("the mistake is seen", func(_ *config.Config, s kube.State) bool { return s.Err != nil })
 	c.kept(twoPools)

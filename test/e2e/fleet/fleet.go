@@ -130,7 +130,7 @@ func Start(ctx context.Context, o Options) (f *Fleet, err error) {
 			err = errors.Join(err, f.Stop())
 		}
 	}()
-	if err := f.take(ctx, 1, Most); err != nil {
+	if err := f.take(ctx, 1, most); err != nil {
 		return f, err
 	}
 	f.Client = f.host("client")
@@ -161,8 +161,8 @@ func (f *Fleet) Stop() error {
 	return errors.Join(failed, f.remove())
 }
 
-// Most is how many fleets a machine has at a time. More wait.
-const Most = 16
+// most is how many fleets a machine has at a time. More wait.
+const most = 16
 
 // take gives the fleet a number that no other one has, and removes what a fleet of that number left whose program was killed.
 func (f *Fleet) take(ctx context.Context, first, last int) (err error) {

@@ -76,7 +76,7 @@ func startFleetWith(t *testing.T, o Options) *Fleet {
 // The next fleet removes what one left whose program was killed: processes, namespaces and files.
 func TestFleetAfterAKilledOne(t *testing.T) {
 	t.Parallel()
-	const number = Most + 1 // no other fleet's
+	const number = most + 1 // no other fleet's
 	killed, next := &Fleet{}, &Fleet{}
 	require.NoError(t, killed.take(t.Context(), number, number))
 	router := killed.host("router")
