@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -147,7 +148,7 @@ func TestHostileObjects(t *testing.T) {
 	const looksEach, size = 5, 200 << 10
 	for name, look := range looks() {
 		kept := make([]any, looksEach)
-		look() // what it interns
+		first := look() // keeps what all of them share
 		most := uint64(100 << 10)
 		if strings.HasPrefix(name, "EndpointSlice") {
 			most = 1200 << 10
@@ -173,7 +174,23 @@ func TestHostileObjects(t *testing.T) {
 		// A text that is kept as it is has no memory of its own here, and keeps the object's.
 		require.Less(t, kept[0].(interface{ Size() int }).Size(), int(most), "%s: bytes kept, encoded", name)
 		require.Less(t, fastest, aLook, "%s: a look", name)
+		runtime.KeepAlive(first)
 		runtime.KeepAlive(kept)
+	}
+}
+
+// Slices that come after a garbage collection share the names of nodes with those from before it, too.
+func TestSlicesShareNamesOfNodes(t *testing.T) {
+	t.Parallel()
+	look := func() *string {
+		node := strings.Repeat("n", 240)
+		s := &discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{NodeName: &node}}}
+		return objects.EndpointSlices.Project(s).Endpoints[0].NodeName
+	}
+	first := look()
+	for range 3 {
+		runtime.GC()
+		require.Same(t, unsafe.StringData(*first), unsafe.StringData(*look()))
 	}
 }
 

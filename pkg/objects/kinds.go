@@ -277,10 +277,12 @@ func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		kept.Labels = map[string]string{discoveryv1.LabelServiceName: service}
 	}
 	api := s.Namespace == metav1.NamespaceDefault && service == KubernetesService
-	for _, e := range head(s.Endpoints, maxEndpoints-1) {
+	endpoints := head(s.Endpoints, maxEndpoints-1)
+	kept.Endpoints = slices.Grow(kept.Endpoints, len(endpoints))
+	for _, e := range endpoints {
 		end := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: e.Conditions.Ready, Serving: e.Conditions.Serving}}
 		if e.NodeName != nil {
-			end.NodeName = new(unique.Make(cut(*e.NodeName)).Value()) // a thousand slices name the same nodes
+			end.NodeName = shared(cut(*e.NodeName))
 		}
 		if api {
 			end.Addresses = texts(e.Addresses, MaxAddresses)
@@ -288,6 +290,17 @@ func slice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		kept.Endpoints = append(kept.Endpoints, end)
 	}
 	return kept
+}
+
+// shared returns the text, which all who keep it have in memory once: a thousand slices name the same nodes.
+func shared(text string) *string {
+	handle := unique.Make(text)
+	// The handle has to be kept, too: the next one to share gets a copy when nobody has it any more.
+	kept := &struct {
+		text   string
+		handle unique.Handle[string]
+	}{handle.Value(), handle}
+	return &kept.text
 }
 
 func pod(p *corev1.Pod) *corev1.Pod {

@@ -131,6 +131,7 @@ func (f *Fleet) lose(t *testing.T) (lost string) {
 // A fleet does what the lab does: VIPs are announced, a node that is lost loses
 // its own, and takes them back.
 func TestFleet(t *testing.T) {
+	t.Parallel()
 	f := fleetOf(t, "")
 	before := f.Owners()
 	asking := probe.UDP(t.Context(), probe.Options{Namespace: f.Client, Target: netip.AddrPortFrom(vips[0], 80)})
@@ -153,6 +154,7 @@ func TestFleet(t *testing.T) {
 
 // With keepOwner, what moved stays, and moves on when its new owner is lost.
 func TestKeptOwnerStays(t *testing.T) {
+	t.Parallel()
 	f := fleetOf(t, "failover: conservative\nadvertisements:\n  - {name: all, layer2: {keepOwner: true}}\n")
 	for range 2 {
 		lost := f.lose(t)
@@ -167,6 +169,7 @@ func TestKeptOwnerStays(t *testing.T) {
 // A node gets another address. Its speaker, which others expect at the old one, ends and logs the reason, so that
 // the kubelet starts one with the new address.
 func TestSpeakerOfANodeWithAnotherAddressEnds(t *testing.T) {
+	t.Parallel()
 	f := startFleetWith(t, Options{Nodes: 1, VIPs: vips, Document: document("")})
 	f.steady(t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}

@@ -65,6 +65,7 @@ func (f *twoLinks) lostNothing() {
 // One node loses the link to the others: they own its VIPs within the usual time, and it
 // yields to them. When the link is back it has them again.
 func TestManagementLinkOfOneNode(t *testing.T) {
+	t.Parallel()
 	f := startTwoLinks(t, 3)
 	before := f.Owners()
 	lost := before[vips[0]]
@@ -87,6 +88,7 @@ func TestManagementLinkOfOneNode(t *testing.T) {
 // The switch for management dies: every VIP stays where it is. A node that dies meanwhile is
 // followed, since the segment of the VIPs knows.
 func TestManagementSwitch(t *testing.T) {
+	t.Parallel()
 	f := startTwoLinks(t, 3)
 	before := f.Owners()
 	require.NoError(t, f.UnplugManagement(f.names...))
@@ -105,6 +107,7 @@ func TestManagementSwitch(t *testing.T) {
 
 // A cluster of one node: there is nobody else.
 func TestManagementLinkOfALoneNode(t *testing.T) {
+	t.Parallel()
 	f := startTwoLinks(t, 1)
 	require.NoError(t, f.UnplugManagement("n1"))
 	f.keeps(f.Owners(), 3*time.Second, "the only node")
@@ -115,6 +118,7 @@ func TestManagementLinkOfALoneNode(t *testing.T) {
 
 // The last survivor of two, whose link to the others blips, or is down for longer, goes on.
 func TestManagementLinkOfTheLastSurvivor(t *testing.T) {
+	t.Parallel()
 	f := startTwoLinks(t, 2)
 	require.NoError(t, f.EndSpeaker("n2", unix.SIGKILL))
 	require.NoError(t, f.Unplug("n2"))
@@ -145,6 +149,7 @@ func all(owners map[netip.Addr]string, node string) bool {
 // One node loses the link to the VIPs' segment, and is heard by the others: they own its VIPs.
 // All lose it: they have them again at once when it is back.
 func TestLinkToTheVIPs(t *testing.T) {
+	t.Parallel()
 	f := startTwoLinks(t, 3)
 	before := f.Owners()
 	lost := f.lose(t)
