@@ -161,7 +161,6 @@ func (d *Director) Run(ctx context.Context) error {
 	case want := <-d.sets:
 		d.begin(want, time.Now())
 	}
-	d.inherit()
 	d.settle(ctx)
 	d.stale = true
 	d.reconcile()
@@ -210,14 +209,18 @@ func rest(ctx context.Context, took time.Duration) {
 	}
 }
 
-// settle waits until the nodes on the segment are known, for settleTime at most. Meanwhile the
-// rules of an earlier Director, which knew the nodes, stay.
+// settle takes over the rules of an earlier Director and waits until the nodes on the segment are known, for settleTime at
+// most. Meanwhile these rules stay, because that Director knew the nodes.
 func (d *Director) settle(ctx context.Context) {
-	end := time.Now().Add(settleTime)
-	for ; d.busy() && ctx.Err() == nil && time.Now().Before(end); time.Sleep(settleTime / 40) {
-		if d.look() == nil && !d.unheard() {
-			return
+	err, end := d.inherit(), time.Now().Add(settleTime)
+	for ctx.Err() == nil && time.Now().Before(end) && (err != nil || d.busy() && (d.look() != nil || d.unheard())) {
+		time.Sleep(settleTime / 40)
+		if err != nil {
+			err = d.inherit()
 		}
+	}
+	if err != nil {
+		d.Log.Error("connections of Services that no longer ask for direct forwarding may end", "err", err)
 	}
 }
 

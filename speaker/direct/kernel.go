@@ -299,10 +299,15 @@ var absent = []error{unix.ENOENT, unix.EPERM, unix.EACCES, unix.EINVAL, unix.EOP
 // exists reports whether there is a table. An error is no answer.
 func (k kernel) exists(f *family) (bool, error) {
 	_, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
+	return err == nil, f.unknown(err)
+}
+
+// unknown returns the error of a look at something in the table, unless it is an answer: there is none.
+func (f *family) unknown(err error) error {
 	if err == nil || slices.ContainsFunc(absent, func(answer error) bool { return errors.Is(err, answer) }) {
-		return err == nil, nil
+		return nil
 	}
-	return false, fmt.Errorf("look for the nftables table %s: %w", f.name(), err)
+	return fmt.Errorf("look for the nftables table %s: %w", f.name(), err)
 }
 
 // exists asks over a new socket: after a failed change, the old one may have unread answers, or its deadline has passed.
@@ -346,9 +351,9 @@ func (k kernel) addSet(set *nftables.Set) error {
 }
 
 // guarded reports whether the guard of the table has not expired.
-func (k kernel) guarded(f *family) bool {
+func (k kernel) guarded(f *family) (bool, error) {
 	guards, err := k.GetSetElements(f.sets()[0])
-	return err == nil && len(guards) > 0
+	return len(guards) > 0, f.unknown(err)
 }
 
 // refresh sets the guard of the table to expire after that time.
@@ -462,18 +467,15 @@ func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error)
 }
 
 // services returns the content of the map of services, without elements of other programs.
-func (k kernel) services(f *family) map[string]served {
+func (k kernel) services(f *family) (map[string]served, error) {
 	all := map[string]served{}
 	elements, err := k.GetSetElements(f.sets()[3])
-	if err != nil {
-		return nil // there is none
-	}
 	for _, e := range elements {
 		if s, ok := parseServed(e); ok {
 			all[string(e.Key)] = s
 		}
 	}
-	return all
+	return all, f.unknown(err)
 }
 
 // parseServed returns the Service of an element of the map of services. ok is not set if another program has added it.
@@ -484,11 +486,12 @@ func parseServed(e nftables.SetElement) (of served, ok bool) {
 }
 
 // hops returns the nodes to which a steer hands packets.
-func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
-	hops := map[netip.Addr]bool{}
+func (k kernel) hops(f *family, s steer) (hops map[netip.Addr]bool, err error) {
+	hops = map[netip.Addr]bool{}
 	for _, index := range s.indexes() {
 		for _, name := range []string{openName(s.table, s.buckets), nextName(s.table, s.buckets)} {
-			elements, _ := k.GetSetElements(f.buckets(on(name, index), true, s.buckets)) // without it there are none
+			elements, unknown := k.GetSetElements(f.buckets(on(name, index), true, s.buckets))
+			err = errors.Join(err, f.unknown(unknown))
 			for _, e := range elements {
 				if a, ok := netip.AddrFromSlice(e.Val); ok {
 					hops[a] = true
@@ -496,7 +499,7 @@ func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
 			}
 		}
 	}
-	return hops
+	return hops, err
 }
 
 // generation returns a number that changes with each change of tables, chains, rules and elements of nftables by a program.

@@ -2,6 +2,8 @@ package direct
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,24 +32,39 @@ type switchedOff struct {
 // inherit takes over Services that an earlier Director handed over and that are not wanted, as if they
 // were switched off now. The kernel does not show how many endpoints a node had, which matters only with
 // more than maxRing nodes. Nodes that a Service had lost before, and silent ones, are not found. Tables
-// whose guard has expired are left out, because nothing was handed over since.
-func (d *Director) inherit() {
+// whose guard has expired are left out, because nothing was handed over since. If the kernel does not answer, nothing
+// is taken over, and inherit can be tried again.
+func (d *Director) inherit() error {
 	k, err := dial()
 	if err != nil {
-		return // reconcile will report it
+		return nil //nolint:nilerr // reconcile will report it
 	}
 	defer k.Close()
-	any := false
-	for _, f := range families {
-		if k.guarded(f) {
-			any = true
-			d.inheritFrom(f, k.services(f), func(s steer) map[netip.Addr]bool { return k.hops(f, s) }, time.Now())
+	var guarded [2]bool
+	for i, f := range families {
+		var unknown error
+		guarded[i], unknown = k.guarded(f)
+		err = errors.Join(err, unknown)
+		if guarded[i] {
+			services, unknown := k.services(f)
+			err = errors.Join(err, unknown)
+			d.inheritFrom(f, services, func(s steer) map[netip.Addr]bool {
+				hops, unknown := k.hops(f, s)
+				err = errors.Join(err, unknown)
+				return hops
+			}, time.Now())
 		}
 	}
-	if !any {
+	if err != nil {
+		clear(d.switchedOff)
+		return fmt.Errorf("find out what an earlier speaker forwarded: %w", err)
+	}
+	d.there = guarded
+	if guarded == [2]bool{} {
 		d.absences.forget()
 	}
 	d.boundSwitchedOff()
+	return nil
 }
 
 // inheritFrom is inherit for a family whose table has these services and hops.

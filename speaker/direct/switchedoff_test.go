@@ -71,7 +71,9 @@ func follower(t *testing.T, host *testnet.Host, want plan.Forwarding) *Director 
 	d := newDirector()
 	require.NoError(t, host.Do(func() error {
 		d.want, d.stale = want, true
-		d.inherit()
+		if err := d.inherit(); err != nil {
+			return err
+		}
 		d.reconcile()
 		return d.err
 	}))
@@ -153,6 +155,13 @@ func TestInherit(t *testing.T) {
 		ports += len(off.Ports)
 	}
 	require.Equal(t, maxSwitchedOff, ports)
+
+	begins := newDirector()
+	require.NoError(t, host.Do(func() error {
+		defer begins.publish()
+		return begins.inherit()
+	}))
+	require.True(t, begins.InForce(), "the rules work even if the first look at the neighbours fails")
 
 	host.Run("nft", "flush set ip lodestone-direct "+guardSet)
 	require.Empty(t, follower(t, host, plan.Forwarding{}).switchedOff, "there was no Director for too long")

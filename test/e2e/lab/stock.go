@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -100,23 +101,31 @@ func (c *Cluster) unpack(ctx context.Context, images []image.Image, dir string) 
 	if err := runtime.Start(); err != nil {
 		return err
 	}
-	ended := false
-	end := func() error { ended = true; return errors.Join(runtime.Process.Signal(unix.SIGTERM), runtime.Wait()) }
+	running, over := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		defer over()
+		ended <- runtime.Wait()
+	}()
+	end := sync.OnceValue(func() error {
+		runtime.Process.Signal(unix.SIGTERM) //nolint:errcheck // it has ended, perhaps
+		return <-ended
+	})
 	defer func() {
-		if !ended {
-			err = errors.Join(err, end())
+		if err != nil {
+			err = fmt.Errorf("unpack images: %w: %s", errors.Join(err, end()), log)
 		}
 	}()
-	up, cancel := context.WithTimeout(ctx, time.Minute)
+	up, cancel := context.WithTimeout(running, time.Minute)
 	defer cancel()
 	if err := poll(up, 50*time.Millisecond, func() error { return dials(socket) }); err != nil {
-		return fmt.Errorf("wait for containerd: %w: %s", err, log)
+		return err
 	}
-	if err := c.importInto(ctx, socket, archives); err != nil {
+	if err := c.importInto(running, socket, archives); err != nil {
 		return err
 	}
 	if err := end(); err != nil {
-		return fmt.Errorf("end containerd: %w: %s", err, log)
+		return err
 	}
 	return os.Rename(root, dir)
 }
