@@ -75,7 +75,7 @@ var mayImport = []struct {
 		"an announcer knows the plan's types and no other announcer"},
 	{"speaker/core", []string{"pkg/config", "pkg/report", "speaker/plan", "speaker/snapshot"},
 		"it decides what the announcers do, and knows none of them"},
-	{"speaker/diagnosis", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"},
+	{"speaker/nodefacts", []string{"pkg/buildinfo", "pkg/diagnose", "speaker/netstate", "speaker", "speaker/membership"},
 		"it looks at the node and at the speaker, and changes neither"},
 	{"speaker/rendezvous", nil, "the election is arithmetic over names and addresses"},
 	{"speaker/layer2", []string{"pkg/loglimit", "pkg/notify", "pkg/reason", "pkg/report", "speaker/netstate", "speaker/layer2/seal",

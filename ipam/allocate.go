@@ -28,7 +28,7 @@ import (
 // The error is always a *Refusal. The owner then keeps exactly what it held before, except
 // addresses on which its new terms clash with those of others.
 func (a *Allocator) Allocate(req Request, now time.Time) ([]Held, error) {
-	p := &a.plan
+	p := &a.proposal
 	r := p.begin(&a.addresses, req, now)
 	if r == nil {
 		r = p.decide()
@@ -42,7 +42,7 @@ func (a *Allocator) Allocate(req Request, now time.Time) ([]Held, error) {
 
 // decide picks the addresses of every family: those that leave no choice, then
 // those that the Service shares or comes back to, then any that can be drawn.
-func (p *plan) decide() *Refusal {
+func (p *proposal) decide() *Refusal {
 	for i := range p.Families {
 		if r := p.settle(i); r != nil {
 			return r
@@ -66,7 +66,7 @@ func (p *plan) decide() *Refusal {
 
 // settle picks what leaves no choice: the addresses that the Service names or
 // has reserved, or what it keeps.
-func (p *plan) settle(i int) *Refusal {
+func (p *proposal) settle(i int) *Refusal {
 	var room [MaxAddresses]*holding
 	kept := room[:0]
 	if !p.named[i] {
@@ -90,7 +90,7 @@ func (p *plan) settle(i int) *Refusal {
 }
 
 // kept appends the holdings of family i that may stay, as many as are wanted.
-func (p *plan) kept(i int, kept []*holding) []*holding {
+func (p *proposal) kept(i int, kept []*holding) []*holding {
 	if p.holder == nil {
 		return kept
 	}
@@ -115,7 +115,7 @@ func (req *request) avoids(g *holding) bool {
 
 // renews reports whether a new Service in the owner's place could be given the
 // address.
-func (p *plan) renews(g *holding) bool {
+func (p *proposal) renews(g *holding) bool {
 	f := familyOf(g.addr)
 	if p.open(g.space.pool, f) != "" || p.reservedForOther(g.addr) {
 		return false
@@ -125,7 +125,7 @@ func (p *plan) renews(g *holding) bool {
 }
 
 // draw picks pools for the families that are not settled.
-func (p *plan) draw() *Refusal {
+func (p *proposal) draw() *Refusal {
 	home := p.home()
 	for i := range p.Families {
 		if r := p.drawFamily(i, home); r != nil {
@@ -140,7 +140,7 @@ func (p *plan) draw() *Refusal {
 
 // drawFamily picks pools for a family until it is settled, home first. If no pool gives what is missing, it
 // refuses the request, or leaves the family out if the request can do without.
-func (p *plan) drawFamily(i int, home *pool) *Refusal {
+func (p *proposal) drawFamily(i int, home *pool) *Refusal {
 	f := p.Families[i]
 	for !p.settled(i) && p.refused[i] == nil {
 		from := home
@@ -168,7 +168,7 @@ func (p *plan) drawFamily(i int, home *pool) *Refusal {
 
 // home returns a pool that gives every family which is missing and not refused: the pool of the settled
 // family if that one does, otherwise the first that does.
-func (p *plan) home() *pool {
+func (p *proposal) home() *pool {
 	var missing []Family
 	for i, f := range p.Families {
 		if !p.settled(i) && p.refused[i] == nil {
@@ -185,7 +185,7 @@ func (p *plan) home() *pool {
 }
 
 // settledPool returns the pool of what is settled, nil if nothing is.
-func (p *plan) settledPool() *pool {
+func (p *proposal) settledPool() *pool {
 	for _, k := range p.picks {
 		if q := k.pool(); q != nil {
 			return q
@@ -195,7 +195,7 @@ func (p *plan) settledPool() *pool {
 }
 
 // firstPool returns the first pool that gives the request each of the families.
-func (p *plan) firstPool(of ...Family) *pool {
+func (p *proposal) firstPool(of ...Family) *pool {
 	for i := range p.candidates() {
 		if q := p.candidate(i); p.gives(q, of...) {
 			return q
@@ -205,13 +205,13 @@ func (p *plan) firstPool(of ...Family) *pool {
 }
 
 // gives reports whether a pool gives the request each of the families.
-func (p *plan) gives(q *pool, of ...Family) bool {
+func (p *proposal) gives(q *pool, of ...Family) bool {
 	return !slices.ContainsFunc(of, func(f Family) bool { return p.obstacle(q, f) != "" })
 }
 
-// apply carries a plan out: it takes what is new, then gives back what is not
+// apply carries a proposal out: it takes what is new, then gives back what is not
 // kept.
-func (p *plan) apply() []Held {
+func (p *proposal) apply() []Held {
 	h := p.holder
 	if h == nil {
 		h = p.holdings.newHolder(p.self)
@@ -235,7 +235,7 @@ func (p *plan) apply() []Held {
 }
 
 // grant makes the holder hold a pick.
-func (p *plan) grant(k pick, h *holder) *holding {
+func (p *proposal) grant(k pick, h *holder) *holding {
 	g := k.holding
 	switch {
 	case k.kept:

@@ -25,7 +25,7 @@ type Consideration struct {
 // It changes nothing. A request that cannot be read has no considerations:
 // Allocate returns why.
 func (a *Allocator) Consider(req Request, now time.Time) []Consideration {
-	p := &a.plan
+	p := &a.proposal
 	if p.begin(&a.addresses, req, now) != nil {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (req *request) inOrder() []*pool {
 
 // consider considers a pool for family i. joined is what the Service has before
 // any free address, if it is one.
-func (p *plan) consider(q *pool, i int, joined pick) Consideration {
+func (p *proposal) consider(q *pool, i int, joined pick) Consideration {
 	f, r := p.Families[i], p.refused[i]
 	c := Consideration{Family: f, Pool: q.Name}
 	if s := q.spaces[f.index()]; s != nil {

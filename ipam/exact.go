@@ -7,7 +7,7 @@ import (
 
 // wishReserved wishes for the addresses of family i that are reserved for the
 // Service, unless it holds only others that it may keep.
-func (p *plan) wishReserved(i int, keeps bool) {
+func (p *proposal) wishReserved(i int, keeps bool) {
 	reserved := p.reservations.of[p.service()]
 	holds := func(addr netip.Addr) bool { return p.holds(p.holdings.at[addr]) }
 	if keeps && !p.Renumber && !slices.ContainsFunc(reserved, func(addr netip.Addr) bool {
@@ -30,7 +30,7 @@ func (req *request) asksFor(addr netip.Addr) bool {
 }
 
 // claim picks an address that the Service names or has reserved.
-func (p *plan) claim(addr netip.Addr) (pick, *Refusal) {
+func (p *proposal) claim(addr netip.Addr) (pick, *Refusal) {
 	g, inQuarantine := p.holdings.at[addr], p.quarantine.at[addr]
 	mine := p.holds(g)
 	if mine && !p.Renumber {

@@ -10,7 +10,7 @@
 //	exact.go            the addresses that a Service names or has reserved
 //	rejoin.go           the address that it shares, or had before
 //	refuse.go           why it gets none, in words
-//	picks.go            the plan: what is picked
+//	proposal.go         the proposal: what is picked
 //	quota.go            how much of a pool a namespace uses, and may use
 //	request.go          Request: what a Service asks for, and which pools are open to it
 //
@@ -77,8 +77,8 @@ import (
 // concurrent use.
 type Allocator struct {
 	addresses
-	// plan is the one being made. It is here to be reused.
-	plan plan
+	// proposal is the one being made. It is here to be reused.
+	proposal proposal
 }
 
 // New returns an allocator without pools. Until the first call of Configure
@@ -159,7 +159,7 @@ func (a *Allocator) Restore(was Holding) (holder Owner, ok bool) {
 // them do not matter, and nothing is drawn.
 func (a *Allocator) Claim(req Request, addrs []netip.Addr, since, now time.Time) *Refusal {
 	req.Addresses, req.Renumber, req.Avoid = addrs, false, nil
-	p := &a.plan
+	p := &a.proposal
 	if r := p.begin(&a.addresses, req, now); r != nil {
 		return r
 	}

@@ -28,7 +28,7 @@ func (us usages) add(namespace string, change usage) {
 // fills reports whether the quota of the namespace has no room for an address of the space:
 // the one of a holding, one in quarantine, or a free one. An address that counts for the
 // namespace already always fits.
-func (p *plan) fills(s *space, g *holding, r *quarantined) bool {
+func (p *proposal) fills(s *space, g *holding, r *quarantined) bool {
 	if s.usages == nil || g != nil && (g.inhabited(p.me.namespace, p.holder) || p.holds(g) && p.wants(g)) {
 		return false
 	}
@@ -39,10 +39,10 @@ func (p *plan) fills(s *space, g *holding, r *quarantined) bool {
 	return used >= s.pool.NamespaceQuota
 }
 
-// used returns how many addresses of the space the namespace uses after the plan. These are
-// the ones that it holds and the ones in quarantine, without those that the plan gives back,
+// used returns how many addresses of the space the namespace uses after the proposal. These are
+// the ones that it holds and the ones in quarantine, without those that it gives back,
 // and with those that it takes.
-func (p *plan) used(s *space) int {
+func (p *proposal) used(s *space) int {
 	now := s.usages[p.me.namespace]
 	used := now.held + now.quarantined
 	if p.holder != nil {
@@ -63,21 +63,21 @@ func (p *plan) used(s *space) int {
 	return used
 }
 
-// wants reports whether the plan keeps the holding.
-func (p *plan) wants(g *holding) bool {
+// wants reports whether the proposal keeps the holding.
+func (p *proposal) wants(g *holding) bool {
 	return slices.Contains(p.wishes[0], g.addr) || slices.Contains(p.wishes[1], g.addr) ||
 		slices.ContainsFunc(p.picks, func(k pick) bool { return k.kept && k.holding == g })
 }
 
 // refuseQuota refuses an address of a space of which the namespace has enough.
-func (p *plan) refuseQuota(s *space) *Refusal {
+func (p *proposal) refuseQuota(s *space) *Refusal {
 	var w wording
 	p.describeQuota(&w, s)
 	return w.refuse(QuotaExceeded, s.name())
 }
 
 // describeQuota writes what the namespace has of its quota.
-func (p *plan) describeQuota(w *wording, s *space) {
+func (p *proposal) describeQuota(w *wording, s *space) {
 	waiting := s.usages[p.me.namespace].quarantined
 	fmt.Fprintf(&w.fact, "namespace %q has its %d %s addresses of pool %q", p.me.namespace, s.pool.NamespaceQuota, s.family, s.name())
 	w.counts = true

@@ -11,7 +11,7 @@ import (
 
 // refuseAll refuses a request that gets no family. The reason is that of the family which came
 // closest to an address.
-func (p *plan) refuseAll() *Refusal {
+func (p *proposal) refuseAll() *Refusal {
 	var nearest *Refusal
 	for i := range p.Families {
 		r := p.refuseDraw(i)
@@ -24,7 +24,7 @@ func (p *plan) refuseAll() *Refusal {
 
 // refuseDraw returns why no pool gives an address of family i. It lists the obstacle at each pool
 // that the Service may draw from.
-func (p *plan) refuseDraw(i int) *Refusal {
+func (p *proposal) refuseDraw(i int) *Refusal {
 	if p.refused[i] != nil {
 		return p.refused[i]
 	}
@@ -80,7 +80,7 @@ func (req *request) refuseNoPool() *Refusal {
 }
 
 // explain writes what a pool, which may not exist, does for the request.
-func (p *plan) explain(w *wording, name string, f Family) {
+func (p *proposal) explain(w *wording, name string, f Family) {
 	q := p.pools.byName[name]
 	switch o := p.obstacle(q, f); o {
 	case PoolNotFound:

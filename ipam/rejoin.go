@@ -8,7 +8,7 @@ import (
 
 // rejoined picks the address of the family that the Service has before any free
 // one: the one that others hold under its key, or one in quarantine that it had before.
-func (p *plan) rejoined(f Family) (pick, *Refusal) {
+func (p *proposal) rejoined(f Family) (pick, *Refusal) {
 	if g, r := p.join(f); g != nil || r != nil {
 		return pick{holding: g}, r
 	}
@@ -21,7 +21,7 @@ func (p *plan) rejoined(f Family) (pick, *Refusal) {
 // join returns the address of the family that the request has to share. It is the first, in
 // the order of pools and then by address, that is held under its key and on which it clashes
 // with nobody. If it clashes on all addresses that are held under its key, it is refused.
-func (p *plan) join(f Family) (*holding, *Refusal) {
+func (p *proposal) join(f Family) (*holding, *Refusal) {
 	if p.me.terms == nil {
 		return nil, nil
 	}
@@ -76,7 +76,7 @@ func (req *request) first(g, other *holding) *holding {
 // comeback returns an address that the Service released, that is still in quarantine, and that
 // the Service could draw now. Of several it returns that of the first pool, and of that pool
 // the last one released.
-func (p *plan) comeback(f Family) *quarantined {
+func (p *proposal) comeback(f Family) *quarantined {
 	var best *quarantined
 	taken := func(addr netip.Addr) bool {
 		return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr })

@@ -31,12 +31,12 @@ import (
 	"github.com/lodestone-lb/lodestone/speaker/apihealth"
 	"github.com/lodestone-lb/lodestone/speaker/bfd"
 	"github.com/lodestone-lb/lodestone/speaker/bgp"
-	"github.com/lodestone-lb/lodestone/speaker/diagnosis"
 	"github.com/lodestone-lb/lodestone/speaker/direct"
 	"github.com/lodestone-lb/lodestone/speaker/layer2"
 	"github.com/lodestone-lb/lodestone/speaker/limit"
 	"github.com/lodestone-lb/lodestone/speaker/membership"
 	"github.com/lodestone-lb/lodestone/speaker/netstate"
+	"github.com/lodestone-lb/lodestone/speaker/nodefacts"
 	"github.com/lodestone-lb/lodestone/speaker/podroutes"
 )
 
@@ -105,8 +105,8 @@ func run(ctx context.Context, f *flags) error {
 		return err
 	}
 	apiHealth := apihealth.New(s.api, members, s.log)
-	diagnosis := diagnosis.New(diagnosis.Options{
-		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: diagnosis.ProxyModeURL,
+	facts := nodefacts.New(nodefacts.Options{
+		Node: f.node, Interfaces: interfaces, Members: members, Status: loop.Status, Log: s.log, ProxyModeURL: nodefacts.ProxyModeURL,
 		Forwarding: func() diagnose.Forwarding { return forwarding(director.Status()) },
 	})
 	reporter := speaker.NewReporter(speaker.ReportOptions{
@@ -119,7 +119,7 @@ func run(ctx context.Context, f *flags) error {
 			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(),
 				podRoutes.Status(), members.Detection()}
 		},
-		Diagnose: diagnosis, Alive: loop.Alive, Log: s.log,
+		Diagnose: facts, Alive: loop.Alive, Log: s.log,
 		Checks: func() []diagnose.Condition { return checks(loop.Checks(), detector.Reached(), apiHealth.Blind()) },
 	})
 	s.log.Info("starting", "node", f.node, "address", s.address, "version", buildinfo.Get().String())

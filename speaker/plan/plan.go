@@ -4,8 +4,8 @@
 //
 // The files, from the outside in:
 //
-//	plan.go         Snapshot and Plan
-//	make.go         Make: a plan from a snapshot
+//	plan.go         Snapshot and Plan; Make decides one from the other
+//	view.go         the Services of a snapshot by VIP
 //	planner.go      Planner: keeps a plan up to date when Services and nodes change
 //	owner.go        which nodes may own a VIP: none that is excluded, drained, cut off or without an endpoint
 //	ballot.go       elects the owner among them; package rendezvous ranks them
@@ -303,4 +303,34 @@ type Silence struct {
 	Unowned bool
 	// Message is a sentence for people.
 	Message string
+}
+
+// Make decides what the node announces. Each VIP of the snapshot is in the plan's Layer2, in the VIPs of
+// its BGP, in both, or in Silent with the reason.
+//
+// The decision is per VIP. Services that share a VIP have one owner, a node that each of them accepts; by
+// BGP all such nodes announce the VIP. Services without a serving endpoint are ignored: otherwise one of
+// them would silence the others.
+func Make(node string, s Snapshot) Plan {
+	p := NewPlanner(node)
+	p.Set(s.Config, s.Nodes, s.Speakers)
+	for _, service := range s.Services {
+		p.Put(service)
+	}
+	p.Update()
+	return p.Plan()
+}
+
+// Owners returns the owner of each VIP of the snapshot, "" for a VIP that nobody announces by layer 2. It
+// decides for all nodes at once what Make decides for one.
+func Owners(s Snapshot) map[netip.Addr]string {
+	owners, view := make(map[netip.Addr]string, len(s.Services)), newView(s)
+	for i := range s.Services {
+		view.add(&s.Services[i])
+	}
+	for addr := range view.sharers {
+		v, _ := view.demand(addr)
+		owners[addr] = view.scopeOf(addr, view.poolOf(addr)).owner(addr, v)
+	}
+	return owners
 }

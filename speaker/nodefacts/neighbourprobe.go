@@ -1,4 +1,4 @@
-package diagnosis
+package nodefacts
 
 import (
 	"context"
@@ -42,8 +42,8 @@ type link struct {
 type links []*link
 
 // links returns the node's links, each interface once for each family.
-func (d *Diagnosis) links() (all links) {
-	for _, i := range d.options.Interfaces.Interfaces() {
+func (g *Gatherer) links() (all links) {
+	for _, i := range g.options.Interfaces.Interfaces() {
 		if i.Up && i.Ethernet && !i.Loopback && !i.NoARP && len(i.HardwareAddr) == 6 {
 			all = append(all, &link{Interface: i, v4: true}, &link{Interface: i})
 		}

@@ -1,4 +1,4 @@
-package diagnosis
+package nodefacts
 
 import (
 	"bufio"
@@ -63,12 +63,12 @@ func (m members) Detection() *diagnose.Detection { return &diagnose.Detection{He
 
 func (m members) Probe(context.Context) ([]membership.Reach, int) { return m, 0 }
 
-// node is a host of a segment with a Diagnosis in it.
+// node is a host of a segment with a Gatherer in it.
 type node struct {
 	*testnet.Host
 	t       *testing.T
 	watcher *netstate.Watcher
-	d       *Diagnosis
+	d       *Gatherer
 }
 
 var vip = netip.MustParseAddr("198.18.0.100")

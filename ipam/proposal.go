@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// plan is how a request will be met.
-type plan struct {
+// proposal is how a request will be met.
+type proposal struct {
 	request
 	// refused is, for every family, why the Service may not draw an address of it.
 	refused [len(families)]*Refusal
@@ -33,10 +33,10 @@ func (k pick) pool() *pool {
 	return k.space.pool
 }
 
-// begin begins the plan for a request, which it reads first.
-func (p *plan) begin(a *addresses, req Request, now time.Time) *Refusal {
+// begin begins the proposal for a request, which it reads first.
+func (p *proposal) begin(a *addresses, req Request, now time.Time) *Refusal {
 	a.tick(now)
-	*p = plan{
+	*p = proposal{
 		request: request{Request: req, addresses: a, now: now, wishes: [...][]netip.Addr{p.wishes[0][:0], p.wishes[1][:0]}},
 		picks:   p.picks[:0],
 	}
@@ -44,7 +44,7 @@ func (p *plan) begin(a *addresses, req Request, now time.Time) *Refusal {
 }
 
 // settled reports whether there are all picks for family i.
-func (p *plan) settled(i int) bool {
+func (p *proposal) settled(i int) bool {
 	n := 0
 	for _, k := range p.picks {
 		if k.family == i {
@@ -56,7 +56,7 @@ func (p *plan) settled(i int) bool {
 
 // obstacle returns why a pool does not give the request a free address of the
 // family, empty if it does.
-func (p *plan) obstacle(q *pool, f Family) Reason {
+func (p *proposal) obstacle(q *pool, f Family) Reason {
 	if o := p.open(q, f); o != "" {
 		return o
 	}
@@ -69,8 +69,8 @@ func (p *plan) obstacle(q *pool, f Family) Reason {
 	return ""
 }
 
-// exhausts reports whether the plan leaves nothing free in the space.
-func (p *plan) exhausts(s *space) bool {
+// exhausts reports whether the proposal leaves nothing free in the space.
+func (p *proposal) exhausts(s *space) bool {
 	drawn := 0
 	for _, k := range p.picks {
 		if k.space == s && k.holding == nil && !k.addr.IsValid() {

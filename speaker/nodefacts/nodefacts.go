@@ -1,4 +1,4 @@
-// Package diagnosis gathers the facts of this node that package diagnose checks, when a client asks. Facts
+// Package nodefacts gathers the facts of this node that package diagnose checks, when a client asks. Facts
 // that the node does not report are unknown; none is guessed.
 //
 // The network is probed only on demand, one diagnosis at a time and within seconds. A client cannot choose
@@ -7,11 +7,11 @@
 //
 // The files, from the outside in:
 //
-//	diagnosis.go       the handler, and what it gathers
+//	nodefacts.go       the handler, and what it gathers
 //	kernel.go          settings, routes, capabilities and sockets, from /proc
 //	neighbourprobe.go  a question to a neighbour and to a VIP, by ARP and NDP
 //	synprobe.go        the first packet of a connection to a VIP's port
-package diagnosis
+package nodefacts
 
 import (
 	"context"
@@ -53,7 +53,7 @@ type Members interface {
 	Probe(ctx context.Context) (answers []membership.Reach, unasked int)
 }
 
-// Options are what a Diagnosis needs.
+// Options are what a Gatherer needs.
 type Options struct {
 	Node       string
 	Interfaces netstate.Interfaces
@@ -69,20 +69,20 @@ type Options struct {
 	ProxyModeURL string
 }
 
-// Diagnosis answers requests for diagnose.Path.
-type Diagnosis struct {
+// Gatherer answers requests for diagnose.Path.
+type Gatherer struct {
 	options Options
 	kernel  kernel
 	running sync.Mutex
 }
 
-// New returns a Diagnosis.
-func New(o Options) *Diagnosis {
-	d := &Diagnosis{options: o, kernel: "/proc"}
+// New returns a Gatherer.
+func New(o Options) *Gatherer {
+	g := &Gatherer{options: o, kernel: "/proc"}
 	if o.Proc != "" {
-		d.kernel = kernel(o.Proc)
+		g.kernel = kernel(o.Proc)
 	}
-	return d
+	return g
 }
 
 // question is what somebody asks.
@@ -108,50 +108,50 @@ func parse(q url.Values) (question, error) {
 }
 
 // ServeHTTP answers with diagnose.Facts.
-func (d *Diagnosis) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (g *Gatherer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	received := time.Now()
 	asked, err := parse(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	if !d.running.TryLock() {
+	if !g.running.TryLock() {
 		http.Error(w, "another diagnosis is under way: ask again in some seconds", http.StatusTooManyRequests)
 		return
 	}
-	defer d.running.Unlock()
+	defer g.running.Unlock()
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	facts := d.facts(ctx, asked)
+	facts := g.facts(ctx, asked)
 	facts.Received, facts.Sent = received, time.Now()
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(facts); err != nil {
-		d.options.Log.Debug("diagnosis not sent", "err", err)
+		g.options.Log.Debug("diagnosis not sent", "err", err)
 	}
 }
 
 // facts gathers them.
-func (d *Diagnosis) facts(ctx context.Context, asked question) diagnose.Facts {
-	status := d.options.Status()
+func (g *Gatherer) facts(ctx context.Context, asked question) diagnose.Facts {
+	status := g.options.Status()
 	f := diagnose.Facts{
-		Node: d.options.Node, Version: buildinfo.Get().Version, Unread: map[string]string{}, Sysctls: map[string]int{},
-		Alive: slices.Sorted(maps.Keys(d.options.Members.Speakers())), Conditions: status.Checks,
-		Detection: d.options.Members.Detection(),
+		Node: g.options.Node, Version: buildinfo.Get().Version, Unread: map[string]string{}, Sysctls: map[string]int{},
+		Alive: slices.Sorted(maps.Keys(g.options.Members.Speakers())), Conditions: status.Checks,
+		Detection: g.options.Members.Detection(),
 	}
-	f.Interfaces = interfaces(d.options.Interfaces.Interfaces())
+	f.Interfaces = interfaces(g.options.Interfaces.Interfaces())
 	names := []string{"all"}
 	for _, i := range f.Interfaces {
 		if len(i.Addrs) > 0 && i.HardwareAddr != "" {
 			names = append(names, i.Name)
 		}
 	}
-	d.kernel.addTo(&f, names)
-	d.proxyMode(ctx, &f)
-	if d.options.Forwarding != nil {
-		f.Forwarding = new(d.options.Forwarding())
+	g.kernel.addTo(&f, names)
+	g.proxyMode(ctx, &f)
+	if g.options.Forwarding != nil {
+		f.Forwarding = new(g.options.Forwarding())
 	}
 	if asked.active {
-		d.probe(ctx, &f, asked.vips, status)
+		g.probe(ctx, &f, asked.vips, status)
 	}
 	return f
 }
@@ -172,13 +172,13 @@ func interfaces(all []netstate.Interface) (facts []diagnose.Interface) {
 }
 
 // proxyMode asks kube-proxy for its mode. If there is no answer, there may be no kube-proxy.
-func (d *Diagnosis) proxyMode(ctx context.Context, f *diagnose.Facts) {
-	if d.options.ProxyModeURL == "" {
+func (g *Gatherer) proxyMode(ctx context.Context, f *diagnose.Facts) {
+	if g.options.ProxyModeURL == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
 	defer cancel()
-	text, err := fetch(ctx, d.options.ProxyModeURL)
+	text, err := fetch(ctx, g.options.ProxyModeURL)
 	if err != nil {
 		f.Unread["proxy mode"] = err.Error()
 		return
@@ -215,9 +215,9 @@ const maxNeighbours = 8
 // probe asks the others. The requests for hardware addresses have the node's own address as sender, like those
 // of any neighbour. A speaker that is probing the VIP would take a request from 0.0.0.0 for another machine
 // that wants the address.
-func (d *Diagnosis) probe(ctx context.Context, f *diagnose.Facts, vips []netip.AddrPort, status speaker.Status) {
+func (g *Gatherer) probe(ctx context.Context, f *diagnose.Facts, vips []netip.AddrPort, status speaker.Status) {
 	f.Active = true
-	others, links := d.members(ctx, f), d.links()
+	others, links := g.members(ctx, f), g.links()
 	for _, r := range others[:min(len(others), maxNeighbours)] {
 		if link := links.to(r.Address.Addr()); link != nil {
 			link.ask(r.Node, r.Address.Addr())
@@ -240,10 +240,10 @@ func (d *Diagnosis) probe(ctx context.Context, f *diagnose.Facts, vips []netip.A
 
 // members asks all other speakers, and returns those that were asked. Those whose nodes follow this one by
 // name come first.
-func (d *Diagnosis) members(ctx context.Context, f *diagnose.Facts) []membership.Reach {
+func (g *Gatherer) members(ctx context.Context, f *diagnose.Facts) []membership.Reach {
 	ctx, cancel := context.WithTimeout(ctx, membersTimeout)
 	defer cancel()
-	answers, unasked := d.options.Members.Probe(ctx)
+	answers, unasked := g.options.Members.Probe(ctx)
 	if unasked > 0 {
 		f.Unread["members"] = fmt.Sprintf("%d of %d speakers were not asked within %s: so many do not answer", unasked, unasked+len(answers),
 			membersTimeout)
@@ -251,7 +251,7 @@ func (d *Diagnosis) members(ctx context.Context, f *diagnose.Facts) []membership
 	var following, before []membership.Reach
 	for _, r := range answers {
 		f.Members = append(f.Members, diagnose.Member{Node: r.Node, Address: r.Address, UDP: text(r.UDP), TCP: text(r.TCP)})
-		if r.Node > d.options.Node {
+		if r.Node > g.options.Node {
 			following = append(following, r)
 		} else {
 			before = append(before, r)

@@ -1,4 +1,4 @@
-package diagnosis
+package nodefacts
 
 import (
 	"context"
