@@ -82,9 +82,9 @@ func (c *connections) forget() {
 	c.gone = map[LimitKey]bool{}
 }
 
-// connect updates the connections to a VIP of the scope.
-func (p *Planner) connect(vip netip.Addr, s *scope, v Verdict) {
-	for _, svc := range p.view.sharers[vip] {
+// connect updates the connections to a VIP of these Services.
+func (p *Planner) connect(vip netip.Addr, sharers []*Service, s *scope, v Verdict) {
+	for _, svc := range sharers {
 		key := LimitKey{vip, svc.Name}
 		direct := Direct{Ports: svc.Ports, ByClient: svc.ByClient, Seed: svc.Seed, Local: svc.Local}
 		forwarded := s.direct && len(svc.Ports) > 0

@@ -178,7 +178,8 @@ func (p *Planner) look(vip netip.Addr, changes *Changes) {
 	if p.view.withheld[withheld{from, vip}] || p.view.withheld[withheld{p.node, vip}] {
 		p.fresh[vip] = true
 	}
-	after, scope := p.decide(vip)
+	sharers := p.view.sharers[vip]
+	after, scope := p.decide(vip, sharers)
 	to, isNew := after.owner(p.node), !before.exists()
 	if after.exists() && (isNew && p.started || !isNew && from != to) {
 		changes.Moves = append(changes.Moves, Move{vip, from, to, isNew})
@@ -195,7 +196,7 @@ func (p *Planner) look(vip netip.Addr, changes *Changes) {
 		p.claim(vip, before.Layer2.Keep, after.Layer2.Keep)
 	}
 	if scope != nil {
-		p.connect(vip, scope, after)
+		p.connect(vip, sharers, scope, after)
 	}
 }
 
@@ -214,17 +215,17 @@ func (p *Planner) claim(vip netip.Addr, before, after bool) {
 	}
 }
 
-// decide returns the verdict about a VIP and its scope, nil if no Service has it.
-func (p *Planner) decide(vip netip.Addr) (Verdict, *scope) {
-	demand, ok := p.view.demand(vip)
-	if !ok {
+// decide returns the verdict about a VIP of these Services and its scope, nil if there are none.
+func (p *Planner) decide(vip netip.Addr, sharers []*Service) (Verdict, *scope) {
+	if len(sharers) == 0 {
 		p.router.move(vip, place{})
 		return Verdict{}, nil
 	}
+	demand := demandOf(sharers, vip)
 	pool := p.view.poolOf(vip)
 	scope := p.view.scopeOf(vip, pool)
 	owner := scope.owner(vip, demand)
-	peers, unheard := p.router.look(vip, pool, p.view.sharers[vip], demand)
+	peers, unheard := p.router.look(vip, pool, sharers, demand)
 	if owner == p.node && owner != "" {
 		layer2 := scope.layer2(p.node)
 		layer2.Hurry = p.view.migrates()

@@ -68,11 +68,15 @@ func (v *view) remove(s *Service) {
 
 // demand returns what the VIP's Services demand, and whether there are any.
 func (v *view) demand(addr netip.Addr) (vip, bool) {
-	var demand vip
-	for _, s := range v.sharers[addr] {
+	sharers := v.sharers[addr]
+	return demandOf(sharers, addr), len(sharers) > 0
+}
+
+func demandOf(sharers []*Service, addr netip.Addr) (demand vip) {
+	for _, s := range sharers {
 		demand = demand.with(s.EndpointsAt(addr), s.Local)
 	}
-	return demand, len(v.sharers[addr]) > 0
+	return demand
 }
 
 // lease returns the interface on which the VIP is leased, empty if it is not leased. If Services
