@@ -38,6 +38,8 @@ type PoolStats struct {
 	// quarantine, else Conflicted if another host has it, else Reserved, else Free. Stranded
 	// addresses are in no pool and not counted.
 	Size, Free, Assigned, Quarantined, Conflicted, Reserved float64
+	// Draining is set if the pool gives no new addresses, the free ones included.
+	Draining bool
 }
 
 // pools are the pools of the setup in force.
@@ -251,6 +253,6 @@ func (s *space) stats() PoolStats {
 	return PoolStats{
 		Pool: s.name(), Family: s.family, Size: s.size, Free: s.freeSize(),
 		Assigned: float64(s.assigned), Quarantined: float64(len(s.quarantined)),
-		Conflicted: float64(s.conflicted), Reserved: float64(s.reserved),
+		Conflicted: float64(s.conflicted), Reserved: float64(s.reserved), Draining: s.pool.Draining,
 	}
 }

@@ -10,6 +10,7 @@ import (
 const (
 	MetricPoolSize      = "lodestone_pool_size"
 	MetricPoolAddresses = "lodestone_pool_addresses"
+	MetricPoolDraining  = "lodestone_pool_draining"
 	MetricServices      = "lodestone_services"
 	MetricRefused       = "lodestone_services_refused"
 	MetricRefusals      = "lodestone_refusals_total"
@@ -26,6 +27,8 @@ var (
 	poolAddresses = prometheus.NewDesc(MetricPoolAddresses,
 		"Addresses of the pool by what becomes of them: free, assigned, quarantined, conflicted (another host has them), reserved.",
 		[]string{"pool", "family", "state"}, nil)
+	poolDraining = prometheus.NewDesc(MetricPoolDraining, "Whether the pool gives no new addresses, because it is to be emptied.",
+		[]string{"pool", "family"}, nil)
 	services = prometheus.NewDesc(MetricServices,
 		"Services served, by how they stand: allocated, partial, draining, stranded, conflicting (another host claims the address, too), "+
 			"refused, unjudged.", []string{"state"}, nil)
@@ -64,7 +67,7 @@ func newMetrics() metrics {
 }
 
 func (m metrics) describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{poolSize, poolAddresses, services, refused, leases, primed} {
+	for _, d := range []*prometheus.Desc{poolSize, poolAddresses, poolDraining, services, refused, leases, primed} {
 		ch <- d
 	}
 	for _, c := range m.counted() {
@@ -89,6 +92,7 @@ func (m metrics) collect(l *lockedLedger, ready bool, ch chan<- prometheus.Metri
 		gauge(poolAddresses, p.Quarantined, p.Pool, family, "quarantined")
 		gauge(poolAddresses, p.Conflicted, p.Pool, family, "conflicted")
 		gauge(poolAddresses, p.Reserved, p.Pool, family, "reserved")
+		gauge(poolDraining, truth(p.Draining), p.Pool, family)
 	}
 	for state, n := range s.Services {
 		gauge(services, n, state)
@@ -102,12 +106,16 @@ func (m metrics) collect(l *lockedLedger, ready bool, ch chan<- prometheus.Metri
 			gauge(leases, count[state], pool, state)
 		}
 	}
-	if ready {
-		gauge(primed, 1)
-	} else {
-		gauge(primed, 0)
-	}
+	gauge(primed, truth(ready))
 	for _, c := range m.counted() {
 		c.Collect(ch)
 	}
+}
+
+// truth is how metrics have what is so or not.
+func truth(so bool) float64 {
+	if so {
+		return 1
+	}
+	return 0
 }

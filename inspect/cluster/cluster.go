@@ -219,6 +219,9 @@ func (o *Objects) SpeakerByNode() map[string]*corev1.Pod {
 	return pods
 }
 
+// ContainerOf returns the name of our container in a pod, in which others may have put further ones.
+func ContainerOf(p *corev1.Pod) string { return p.Labels[labelComponent] }
+
 // IsReady reports whether the pod is ready.
 func IsReady(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {

@@ -95,7 +95,7 @@ func (s *State) vips(n *simulation.Network) {
 			v.Pool = pool.Name
 		}
 		if why, ok := silent[vip]; ok {
-			v.Reason, v.Message = string(why.Reason), why.Message
+			v.Reason, v.Message = string(why.Reason), s.Status.VIPs.Messages[vip]
 		}
 		s.VIPs = append(s.VIPs, v)
 	}
@@ -163,7 +163,7 @@ func recorded(s *State, o *cluster.Objects) []Transition {
 		add(s.Controller.LeaderSince, leaderIs(s.Controller.Leader))
 	}
 	for _, svc := range o.Services {
-		if c := kube.Allocated(svc); c != nil && c.Status == "False" {
+		if c := kube.Refused(svc); c != nil {
 			add(c.LastTransitionTime.Time, waits(ledger.NameOf(svc), c.Reason, c.Message))
 		}
 	}
@@ -171,15 +171,15 @@ func recorded(s *State, o *cluster.Objects) []Transition {
 	return all[max(0, len(all)-maxTransitions):]
 }
 
-// waiting returns why Services wait, by name.
-func (s *State) waiting() map[string]status.Waiting {
-	all := map[string]status.Waiting{}
+// waiting returns the reasons of the Services that wait, by name.
+func (s *State) waiting() map[string]string {
+	all := map[string]string{}
 	if s.Services == nil {
 		return all
 	}
 	for _, w := range s.Services.Waiting {
 		for _, name := range w.Services {
-			all[name] = w
+			all[name] = w.Reason
 		}
 	}
 	return all

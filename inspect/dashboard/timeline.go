@@ -231,8 +231,8 @@ func (m move) text() string {
 func services(before, after *State) (all []Transition) {
 	was, is := before.waiting(), after.waiting()
 	for _, name := range slices.Sorted(maps.Keys(is)) {
-		if was[name].Reason != is[name].Reason {
-			all = append(all, waits(name, is[name].Reason, is[name].Message))
+		if was[name] != is[name] {
+			all = append(all, waits(name, is[name], after.Services.Messages[name]))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(was)) {

@@ -97,7 +97,7 @@ func vips(c *diagnose.Cluster, o *cluster.Objects, n *simulation.Network, announ
 	for _, s := range announced.Silent {
 		if s.Reason == plan.NotOnSegment || s.Reason == plan.LinkDown {
 			for _, vip := range s.VIPs {
-				off[vip] = string(s.Reason) + ": " + s.Message
+				off[vip] = string(s.Reason) + ": " + announced.Messages[vip]
 			}
 			continue
 		}

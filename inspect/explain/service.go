@@ -12,6 +12,7 @@ import (
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/inspect/output"
 	"github.com/lodestone-lb/lodestone/ipam"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
 
@@ -80,7 +81,11 @@ func OfService(o *cluster.Objects, svc *corev1.Service) Service {
 	n := o.Network()
 	for _, held := range story.Verdict.Held {
 		if len(n.SharersOf(held.Addr)) == 0 {
-			s.Unwritten = append(s.Unwritten, fmt.Sprintf("%s not yet: the controller has not written it into the Service", held.Addr))
+			why := "the controller has not written it into the Service"
+			if r := kube.Refused(svc); r != nil {
+				why = fmt.Sprintf("the controller refuses the Service, %s: %s", r.Reason, r.Message)
+			}
+			s.Unwritten = append(s.Unwritten, fmt.Sprintf("%s not yet: %s", held.Addr, why))
 			continue
 		}
 		v := ofVIP(o, n, held.Addr)

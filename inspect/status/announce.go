@@ -20,6 +20,8 @@ type VIPs struct {
 	Nodes []Announcing `json:"nodes"`
 	// Silent are the VIPs that no node announces, by reason.
 	Silent []Silent `json:"silent,omitempty"`
+	// Messages are why nobody announces each of the Silent.
+	Messages map[netip.Addr]string `json:"-"`
 }
 
 // Announcing is how many VIPs a node announces.
@@ -78,7 +80,11 @@ func (s *Status) vips(n *simulation.Network) {
 		}
 	}
 	why := n.Silences(unheard)
-	s.VIPs = &VIPs{Total: len(who), Nodes: []Announcing{}, Silent: ByReason(unheard, func(vip netip.Addr) plan.Silence { return why[vip] })}
+	s.VIPs = &VIPs{Total: len(who), Nodes: []Announcing{}, Messages: map[netip.Addr]string{},
+		Silent: ByReason(unheard, func(vip netip.Addr) plan.Silence { return why[vip] })}
+	for vip, silence := range why {
+		s.VIPs.Messages[vip] = silence.Message
+	}
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		s.VIPs.Nodes = append(s.VIPs.Nodes, *nodes[name])
 	}

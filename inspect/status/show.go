@@ -96,7 +96,7 @@ func PoolRows(pools []Pool) [][]any {
 		}
 		tone := output.Good
 		switch share := 1 - p.Free/max(p.Size, 1); {
-		case p.Free == 0:
+		case p.Full():
 			tone = output.Bad
 		case share >= 0.9:
 			tone = output.Warning

@@ -21,6 +21,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/inspect/bgp"
@@ -128,6 +129,8 @@ type Pool struct {
 	Free        float64 `json:"free"`
 	Quarantined float64 `json:"quarantined"`
 	Reserved    float64 `json:"reserved"`
+	// Conflicted are those that other hosts have, as far as speakers report it now.
+	Conflicted float64 `json:"conflicted"`
 }
 
 // Services is the state of the Services that Lodestone serves.
@@ -137,6 +140,8 @@ type Services struct {
 	Waiting []Waiting `json:"waiting,omitempty"`
 	// Stranded are the Services that hold an address that no pool gives any more.
 	Stranded []string `json:"stranded,omitempty"`
+	// Messages are why each of the Waiting waits, by its name.
+	Messages map[string]string `json:"-"`
 }
 
 // Waiting are Services that wait for the same reason.
@@ -309,11 +314,21 @@ func SpeakersOf(o *cluster.Objects) *Speakers {
 	return of
 }
 
-// wanted reports whether the node is to have a speaker, by the nodeSelector of the DaemonSet, which its pods
-// have.
+// wanted reports whether the node is to have a speaker, by the nodeSelector and the tolerations of the DaemonSet, which its
+// pods have.
 func wanted(n *corev1.Node, speakers []*corev1.Pod) bool {
 	return !slices.ContainsFunc(speakers, func(p *corev1.Pod) bool {
-		return !labels.SelectorFromSet(p.Spec.NodeSelector).Matches(labels.Set(n.Labels))
+		return !labels.SelectorFromSet(p.Spec.NodeSelector).Matches(labels.Set(n.Labels)) || repels(n, p)
+	})
+}
+
+// repels reports whether a taint of the node keeps the pod away.
+func repels(n *corev1.Node, p *corev1.Pod) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(taint corev1.Taint) bool {
+		tolerated := slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool {
+			return t.ToleratesTaint(klog.Background(), &taint, true)
+		})
+		return taint.Effect != corev1.TaintEffectPreferNoSchedule && !tolerated
 	})
 }
 
@@ -396,17 +411,21 @@ func (s *Status) allocation(o *cluster.Objects) {
 	s.Pools = PoolsOf(o, a)
 	for _, p := range s.Pools {
 		if p.Full() {
-			s.warn("pool", "%s has no free %s address: %s assigned, %s in quarantine, %s reserved of %s", p.Name, p.Family,
-				output.Number(p.Used), output.Number(p.Quarantined), output.Number(p.Reserved), output.Number(p.Size))
+			of := fmt.Sprintf("%s assigned, %s in quarantine, %s reserved", output.Number(p.Used), output.Number(p.Quarantined),
+				output.Number(p.Reserved))
+			if p.Conflicted > 0 {
+				of += ", " + output.Number(p.Conflicted) + " at other hosts"
+			}
+			s.warn("pool", "%s has no free %s address: %s of %s", p.Name, p.Family, of, output.Number(p.Size))
 		}
 	}
-	s.Services = &Services{Served: len(a.Verdicts)}
+	s.Services = &Services{Served: len(a.Verdicts), Messages: map[string]string{}}
 	waiting := map[string]*Waiting{}
 	wait := func(reason, service, message string) {
 		if waiting[reason] == nil {
 			waiting[reason] = &Waiting{Reason: reason, Message: message}
 		}
-		waiting[reason].Services = append(waiting[reason].Services, service)
+		waiting[reason].Services, s.Services.Messages[service] = append(waiting[reason].Services, service), message
 	}
 	for _, svc := range o.Services {
 		name := ledger.NameOf(svc)
@@ -415,7 +434,10 @@ func (s *Status) allocation(o *cluster.Objects) {
 		case !served:
 		case v.Refusal != nil:
 			wait(string(v.Refusal.Reason), name, v.Refusal.Message)
-		case !shown(svc, v):
+		case shown(svc, v):
+		case kube.Refused(svc) != nil: // it may know more than we do, as which addresses other hosts had
+			wait(kube.Refused(svc).Reason, name, kube.Refused(svc).Message)
+		default:
 			wait(Unassigned, name, "the controller is to write their addresses into the Services, and has not yet")
 		}
 		if served && v.Stranded() {
@@ -463,7 +485,7 @@ func PoolsOf(o *cluster.Objects, a simulation.Allocation) []Pool {
 		for _, c := range a.Pools {
 			if c.Pool == p.Name {
 				all = append(all, Pool{Name: c.Pool, Family: c.Family, Draining: p.Draining, Size: c.Size, Used: c.Assigned, Free: c.Free,
-					Quarantined: c.Quarantined, Reserved: c.Reserved})
+					Quarantined: c.Quarantined, Reserved: c.Reserved, Conflicted: c.Conflicted})
 			}
 		}
 	}

@@ -114,6 +114,14 @@ func Allocated(svc *corev1.Service) *metav1.Condition {
 	return meta.FindStatusCondition(svc.Status.Conditions, annotation.ConditionAllocated)
 }
 
+// Refused returns the condition by which the controller refuses the Service addresses, nil if it does not.
+func Refused(svc *corev1.Service) *metav1.Condition {
+	if c := Allocated(svc); c != nil && c.Status == metav1.ConditionFalse {
+		return c
+	}
+	return nil
+}
+
 // members are the first config.MaxServiceAddresses of a list.
 func members(list string) iter.Seq[string] {
 	return func(yield func(string) bool) {

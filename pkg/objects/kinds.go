@@ -309,6 +309,10 @@ func pod(p *corev1.Pod) *corev1.Pod {
 	kept.Labels = labels(p.Labels, MaxLabels, maxLabelBytes)
 	kept.Spec.NodeName = cut(p.Spec.NodeName)
 	kept.Spec.NodeSelector = labels(p.Spec.NodeSelector, MaxLabels, maxLabelBytes)
+	for _, t := range head(p.Spec.Tolerations, maxTaints) {
+		kept.Spec.Tolerations = append(kept.Spec.Tolerations,
+			corev1.Toleration{Key: cut(t.Key), Operator: t.Operator, Value: cut(t.Value), Effect: t.Effect})
+	}
 	for _, c := range head(p.Spec.Containers, maxConditions) {
 		container := corev1.Container{Name: cut(c.Name), Image: shorten(c.Image, MaxMessage)}
 		for _, arg := range head(c.Args, MaxPorts) {

@@ -887,6 +887,28 @@ func TestConflictOfAVIPThatArrives(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
+// A host has a VIP that is announced all the same, and answers the first question of a node to which the VIP moves. That is no
+// reason for the node to withhold it: the VIP is not new.
+func TestHostWithAVIPThatArrives(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(t *testing.T, w *world) {
+		claims := func() {
+			w.receive("eth0", arpFrame(arppacket.OperationReply, broadcast, clientMAC, vipA, clientMAC, vipA))
+			w.after(500 * time.Millisecond)
+		}
+		w.set(map[netip.Addr]plan.Layer2{vipA: {Arriving: true}})
+		claims()
+		require.Len(t, w.Conflicts(), 1)
+		assert.True(t, w.Conflicts()[0].Announced)
+		w.set(everywhere(vipA))
+		for range 20 {
+			claims()
+		}
+		assert.Equal(t, []string{"eth0"}, w.Status().VIPs[0].Interfaces)
+		assert.NotContains(t, w.log.String(), "not announced")
+	}, eth(1, "eth0"))
+}
+
 // A host claims a VIP while somebody repeats recorded claims of it. When the VIP leaves, that speaker may be its next owner, and
 // the host is still no speaker.
 func TestTwoCausesOfAConflict(t *testing.T) {

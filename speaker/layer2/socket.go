@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -210,12 +211,12 @@ func (s *socket) sendDue() (next time.Time, waiting bool) {
 		<-s.owner
 		return next, waiting
 	}
-	events := []segment.Event{segment.Due{}}
-	if s.received != nil && s.machine.WantsCount(now) {
+	counts := s.received != nil && s.machine.WantsCount(now)
+	s.stepAndLeave(segment.Due{})
+	if counts { // without owning the machine, because the kernel may take long, as while it makes interfaces
 		frames, err := s.received(s.key.index)
-		events = []segment.Event{segment.Counted{Frames: frames, Messages: s.heard.Load(), Known: err == nil}, segment.Due{}}
+		s.step(segment.Counted{Frames: frames, Messages: s.heard.Load(), Known: err == nil})
 	}
-	s.stepAndLeave(events...)
 	return time.Time{}, true
 }
 
@@ -247,14 +248,11 @@ func (s *socket) step(e segment.Event) {
 	s.stepAndLeave(e)
 }
 
-// stepAndLeave hands events to the machine and releases it. The caller has to own the machine.
-func (s *socket) stepAndLeave(events ...segment.Event) {
-	var notes []segment.Note
-	for _, e := range events {
-		effects := s.machine.Step(e, time.Now())
-		s.send(effects)
-		notes = append(notes, effects.Notes...)
-	}
+// stepAndLeave hands an event to the machine and releases it. The caller has to own the machine.
+func (s *socket) stepAndLeave(e segment.Event) {
+	effects := s.machine.Step(e, time.Now())
+	s.send(effects)
+	notes := slices.Clone(effects.Notes)
 	if next, waiting := s.machine.Next(); waiting && (s.alarm.IsZero() || next.Before(s.alarm)) {
 		notify.Wake(s.woken)
 	}

@@ -163,10 +163,12 @@ func (f *family) setAlarm() {
 		if f.life != life || f.alarm != when || f.paused {
 			return
 		}
-		if f.alarm = 0; f.machine.WantsCount(f.clock()) {
+		f.alarm = 0
+		counts := f.machine.WantsCount(f.clock())
+		f.step(segment.Due{})
+		if counts {
 			f.step(segment.Counted{Frames: f.lan.received[f.id], Messages: f.messages, Known: true})
 		}
-		f.step(segment.Due{})
 	})
 }
 

@@ -20,7 +20,7 @@ const names = (list, more) => list.join(", ") + (more ? ` and ${number.format(mo
 
 // missing returns how many of "3 of 5 ready" are not; nothing: none.
 function missing(text) {
-  const [ready, all] = text.match(/\d+/g) ?? [0, 0];
+  const [ready, all] = (text.match(/\d+/g) ?? []).map(Number);
   return all > ready ? `${number.format(all - ready)} not ready` : "";
 }
 
@@ -81,7 +81,7 @@ const draw = {
     const tiles = [
       ["Services", number.format(h.served), h.waiting ? `${number.format(h.waiting)} waiting` : "none is waiting", h.waiting > 0],
       ["VIPs", number.format(h.vips), h.silent ? `${number.format(h.silent)} announced by nobody` : "all announced", h.silent > 0],
-      ["Speakers", h.speakers.replace(" ready", ""), missing(h.speakers) || "ready", missing(h.speakers)],
+      ["Speakers", h.speakers.replace(" ready", ""), missing(h.speakers) || (h.speakers.endsWith(" ready") ? "ready" : ""), missing(h.speakers)],
       ["BGP sessions", h.sessions ? `${h.up} of ${h.sessions}` : "none", h.up < h.sessions ? `${number.format(h.sessions - h.up)} not established` : h.sessions ? "established" : "", h.up < h.sessions],
       ["Controller", h.controller.replace(" ready", ""), h.leader ? `${h.leader} leads` : "nobody leads", !h.leader],
       ["Configuration", configured, parts ?? "", configured !== "valid"],

@@ -15,10 +15,10 @@ const (
 	defence = time.Second
 )
 
-// reportConflict reports that a machine that is no speaker of this cluster has the VIP, and whether this node announces it. It
-// does not announce one that is being probed.
+// reportConflict reports that a machine that is no speaker of this cluster has the VIP, and whether this node announces it, or
+// leaves it to a speaker that does. A VIP that was not found to be free is not announced.
 func (m *Machine) reportConflict(v *vip, msg wire.Message) {
-	announced := v.reason == ""
+	announced := v.reason == "" || v.reason == Yielded && !v.unprobed
 	if v.reason == Probing || v.reason == AddressConflict {
 		v.reason, v.by, v.heard = AddressConflict, msg.From, true
 	}
