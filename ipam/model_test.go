@@ -783,7 +783,7 @@ func (m *model) stats(now time.Time) (stats []ipam.PoolStats) {
 	for i := range m.layout.Pools {
 		q := &m.layout.Pools[i]
 		for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
-			s := ipam.PoolStats{Pool: q.Name, Family: f}
+			s := ipam.PoolStats{Pool: q.Name, Family: f, Draining: q.Draining}
 			for _, p := range m.places {
 				if p.family != f || m.pool(p) != q {
 					continue

@@ -206,8 +206,11 @@ func (d *Detector) evaluate(ctx context.Context) (again <-chan time.Time) {
 		case state.Up():
 		case s.Peer.BFD.Strict:
 			why = "waiting for BFD (strict)"
-			if state.Error != "" {
+			switch {
+			case state.Error != "":
 				why += ": " + state.Error
+			case state.Cause == bfd.PeerAdminDown:
+				why += ": it is switched off on the router"
 			}
 		case state.Failed():
 			// Not Since: a path that is still broken may have the session go from Down to Init and back, again and again.

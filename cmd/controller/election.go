@@ -71,7 +71,7 @@ func newElection(c *config.CompletedConfig) (*election, error) {
 		return nil, err
 	}
 	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: leader.Lock{Interface: lock, Term: e.term}, Name: by.ResourceName, WatchDog: e.health, ReleaseOnCancel: true,
+		Lock: &leader.Lock{Interface: lock, Term: e.term}, Name: by.ResourceName, WatchDog: e.health, ReleaseOnCancel: true,
 		LeaseDuration: by.LeaseDuration.Duration, RenewDeadline: by.RenewDeadline.Duration, RetryPeriod: by.RetryPeriod.Duration,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(e.won) },

@@ -104,7 +104,7 @@ func stand(t *testing.T, lock resourcelock.Interface) *election {
 	e := unelected(lease, renewal)
 	var err error
 	e.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: leader.Lock{Interface: lock, Term: e.term}, Name: "us", ReleaseOnCancel: true,
+		Lock: &leader.Lock{Interface: lock, Term: e.term}, Name: "us", ReleaseOnCancel: true,
 		LeaseDuration: lease, RenewDeadline: renewal, RetryPeriod: time.Second,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(e.won) }, OnStoppedLeading: func() {}},
@@ -187,5 +187,14 @@ func TestALeaseThatIsLostIsNotGivenBack(t *testing.T) {
 		e.resign()
 		holder, _ = lock.is()
 		assert.Empty(t, holder, "stopped in order")
+
+		lock = &broken{}
+		e = stand(t, lock)
+		lock.mu.Lock()
+		lock.holder = "another" // this process stood still for longer than its lease
+		lock.mu.Unlock()
+		e.resign()
+		holder, _ = lock.is()
+		assert.Equal(t, "another", holder, "stopped before it knew")
 	})
 }

@@ -31,7 +31,7 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.events.Run)
 	c.p.start(c.p.config.Run)
 	c.p.start(c.p.facts.Run)
-	c.p.start(c.p.leases.Run)
+	c.p.startUntil(c.p.stopped, c.p.leases.Run) // also while the API server is away: two leaders may extend the same leases
 	c.p.start(c.p.leaseEvents.Run)
 }
 
@@ -88,10 +88,13 @@ func (p *process) reachable() bool {
 }
 
 // start runs a task until the process is asked to stop or has lost the lease.
-func (p *process) start(run func(context.Context) error) {
+func (p *process) start(run func(context.Context) error) { p.startUntil(p.working, run) }
+
+// startUntil runs a task until the context ends, which is stopped or working.
+func (p *process) startUntil(end context.Context, run func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tasks.Go(func() error { return run(p.working) })
+	p.tasks.Go(func() error { return run(end) })
 }
 
 // end waits until our tasks have finished, then gives the lease back. No write of this process

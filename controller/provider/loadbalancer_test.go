@@ -75,6 +75,25 @@ func TestUpstreamLeavesAnIgnoredServiceAlone(t *testing.T) {
 	s.held(1)
 }
 
+// A Service that is left to others keeps to the rules of sharing, although Kubernetes' own service controller does nothing about it.
+func TestUpstreamDoesNotHideAnIgnoredService(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, lan)
+	s.start()
+	port := func(number int32) func(*corev1.Service) {
+		return func(svc *corev1.Service) { svc.Spec.Ports = []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: number}} }
+	}
+	s.creates("web", annotated(annotation.SharingKey, "edge"), port(80))
+	s.has("web", "203.0.113.10"+allocated)
+	s.creates("mail", annotated(annotation.SharingKey, "edge"), port(25))
+	s.has("mail", "203.0.113.10"+allocated)
+	s.changes("mail", annotatedToo(annotation.Ignore, annotation.Ignored))
+	s.has("mail", "203.0.113.10"+allocated)
+	s.changes("mail", port(80))
+	s.has("mail", "service.kubernetes.io/load-balancer-cleanup")
+	s.has("web", "203.0.113.10"+allocated)
+}
+
 // An address that a Service moved away from is free.
 func TestUpstreamMovesAServiceAndFreesWhatItLeaves(t *testing.T) {
 	t.Parallel()

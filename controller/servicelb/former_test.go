@@ -166,3 +166,22 @@ func TestAServiceThatIsCreatedWhileTheFormerOneIsFreed(t *testing.T) {
 		t.Errorf("the Service, which was provided for, holds %v", held)
 	}
 }
+
+// The new Service of the name asks for an address anew: the former one's lease is about to be given back.
+func TestLeaseOfAFormerServiceIsNotTaken(t *testing.T) {
+	t.Parallel()
+	s := newOffice(t)
+	s.creates("web")
+	s.leases("web", "198.18.0.240=eth1")
+	s.recreates("web")
+	for s.once() {
+		s.has("web", "", "") // before anybody has asked for a lease
+	}
+	s.run()
+	s.has("web", "198.18.0.240", "True Allocated")
+	s.leases("web", "198.18.0.240=eth1")
+	if got := s.wanted()["eth1"]; len(got) != 1 {
+		t.Errorf("wanted are %v", got)
+	}
+	s.silent("all is settled", func() { s.restart(); s.run() })
+}

@@ -77,7 +77,8 @@ func (o *Options) drivenByUpstream(svc *corev1.Service) bool {
 }
 
 // leavesToUpstream reports whether Kubernetes' own service controller is about to call Provide
-// or Withdraw. The finalizer shows that Withdraw has not been called yet.
+// or Withdraw. The finalizer shows that Withdraw has not been called yet, which it is for Services that are
+// deleted or of another type, and not for those that are left to others.
 func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
 	if !c.drivenByUpstream(svc) {
 		return false
@@ -88,5 +89,6 @@ func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
 		_, known := l.Holds(svc)
 		return !known
 	}
-	return slices.Contains(svc.Finalizers, annotation.Finalizer)
+	withdraws := svc.DeletionTimestamp != nil || svc.Spec.Type != corev1.ServiceTypeLoadBalancer
+	return withdraws && slices.Contains(svc.Finalizers, annotation.Finalizer)
 }

@@ -198,3 +198,18 @@ func TestTheFirstConfigurationSaysWhatAnnotationsMean(t *testing.T) {
 	s.configure(lan)
 	s.has("web", "203.0.113.10", "True Allocated")
 }
+
+// What an edit of the reservations has made impossible, the next one can make possible again.
+func TestWhoAsksForMoreThanIsReserved(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	pools := "pools: [{name: lan, addresses: [203.0.113.0/24, \"2001:db8::/64\"]}]\n" +
+		"reservations: [{service: default/web, addresses: [203.0.113.1, 203.0.113.2%s]}]\n"
+	s.configure(fmt.Sprintf(pools, ", 203.0.113.3, 203.0.113.4, 203.0.113.5"))
+	s.creates("web", annotated(annotation.AddressCount, "4"), func(svc *corev1.Service) {
+		svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	})
+	s.has("web", "", "False InvalidRequest")
+	s.configure(fmt.Sprintf(pools, ""))
+	s.has("web", "203.0.113.1,203.0.113.2,203.0.113.3,203.0.113.4,2001:db8::,2001:db8::1,2001:db8::2,2001:db8::3", "True Allocated")
+}

@@ -42,8 +42,9 @@ func unused(cfg *config.Config) []string {
 		}
 	}
 	for _, p := range cfg.Peers {
-		if !allPeers && !reached[p.Name] {
-			peers = append(peers, fmt.Sprintf("peer %q gets no routes: no advertisement that a pool has sends to it by bgp", p.Name))
+		if !allPeers && !reached[p.Name] && (cfg.Routes == nil || !cfg.Routes.AdvertisesTo(p.Name)) {
+			peers = append(peers, fmt.Sprintf("peer %q gets no routes: no advertisement that a pool has sends to it by bgp, nor are "+
+				"the pods' routes for it", p.Name))
 		}
 	}
 	return append(few(advertisements, "advertisements that announce nothing"), few(peers, "peers that get no routes")...)

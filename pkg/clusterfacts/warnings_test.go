@@ -243,7 +243,7 @@ func TestWhatNothingUsesIsReported(t *testing.T) {
 		return fmt.Sprintf("advertisement %q announces nothing: no pool has it in advertise", name)
 	}
 	silent := func(name string) string {
-		return fmt.Sprintf("peer %q gets no routes: no advertisement that a pool has sends to it by bgp", name)
+		return fmt.Sprintf("peer %q gets no routes: no advertisement that a pool has sends to it by bgp, nor are the pods' routes for it", name)
 	}
 	many, names := "", []string{}
 	for i := range 7 {
@@ -261,7 +261,10 @@ func TestWhatNothingUsesIsReported(t *testing.T) {
 		"a peer":           {named + peers + "advertisements: [{name: segment, bgp: {peers: [tor]}}]", []string{silent("spine")}},
 		"an advertisement and its peers": {named + peers + layer2 + ", {name: routed, bgp: {}}]",
 			[]string{unused("routed"), silent("tor"), silent("spine")}},
-		"many": {named + layer2 + many + "]", append(names[:maxWarnings:maxWarnings], "2 more advertisements that announce nothing")},
+		"a peer for routes to pods":    {pool + peers + "routes: {mode: bgp, peers: [tor]}\n", []string{silent("spine")}},
+		"peers for routes to pods":     {pool + peers + "routes: {mode: bgp}\n", nil},
+		"routes to pods in the kernel": {pool + peers + "routes: {mode: kernel}\n", []string{silent("tor"), silent("spine")}},
+		"many":                         {named + layer2 + many + "]", append(names[:maxWarnings:maxWarnings], "2 more advertisements that announce nothing")},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, Warnings(parsed(t, tt.document), facts(t, nil))) })
 	}

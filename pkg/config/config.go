@@ -426,7 +426,7 @@ type ASN struct {
 type SecretKey struct{ Name, Key string }
 
 // ErrNotRead is returned for a SecretKey that has not been read yet.
-var ErrNotRead = errors.New("the API server has not been asked yet")
+var ErrNotRead = errors.New("the API server has not answered yet")
 
 // BFD are the settings of Bidirectional Forwarding Detection (RFC 5880) with a
 // peer.

@@ -118,7 +118,9 @@ func (p *Passwords) read(ctx context.Context) {
 		if _, ok := secrets[key.Name]; !ok {
 			secrets[key.Name] = p.get(ctx, key.Name)
 		}
-		read[*key] = p.inForce(*key, secrets[key.Name])
+		if of, known := p.inForce(*key, secrets[key.Name]); known {
+			read[*key] = of
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,17 +144,21 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 }
 
 // inForce returns what the Secret has. While it cannot be read, the last password that it had stays in force; if it is missing, until that
-// is so twice in a row.
-func (p *Passwords) inForce(key config.SecretKey, s secret) password {
+// is so twice in a row. It is not known before the API server has given an answer.
+func (p *Passwords) inForce(key config.SecretKey, s secret) (of password, is bool) {
 	p.mu.Lock()
 	known, ok := p.known[key]
 	p.mu.Unlock()
 	name := p.namespace + "/" + key.Name
-	if works := ok && known.fault == ""; !works || s.err == nil || apierrors.IsNotFound(s.err) && known.missed {
-		return passwordOf(s, name, key.Key)
+	switch answered := s.err == nil || apierrors.IsNotFound(s.err) || apierrors.IsForbidden(s.err); {
+	case !ok && !answered:
+		p.log.Warn("Secret not read yet", "secret", name, "err", s.err)
+		return password{}, false
+	case !ok, known.fault != "", s.err == nil, apierrors.IsNotFound(s.err) && known.missed:
+		return passwordOf(s, name, key.Key), true
 	}
 	p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
-	return known.unread(s.err, name)
+	return known.unread(s.err, name), true
 }
 
 // unread returns the password after its Secret could not be read. The API server forbids to read it while it starts, before it has read

@@ -110,7 +110,7 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		down.Store(new(errors.New("the API server is down")))
 		has("first", "")
 		_, err = p.Password(config.SecretKey{Name: "other", Key: "password"})
-		require.ErrorContains(t, err, "has not been asked yet")
+		require.ErrorContains(t, err, "has not answered yet")
 		require.Contains(t, log.String(), "Secret not read")
 		require.NotContains(t, log.String(), "first")
 	})

@@ -108,6 +108,11 @@ func JoinAddrs(addrs []netip.Addr) string {
 	return strings.Join(texts, ",")
 }
 
+// Ports returns the ports of the Service that count.
+func Ports(svc *corev1.Service) []corev1.ServicePort {
+	return svc.Spec.Ports[:min(len(svc.Spec.Ports), objects.MaxPorts)]
+}
+
 // Allocated returns the condition that shows whether the Service has its addresses, nil
 // for none.
 func Allocated(svc *corev1.Service) *metav1.Condition {

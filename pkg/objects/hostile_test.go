@@ -194,6 +194,21 @@ func TestSlicesShareNamesOfNodes(t *testing.T) {
 	}
 }
 
+// Conditions of others do not hide those of the kubelet and the network plugin, which stand behind them.
+func TestConditionsThatAreReadCount(t *testing.T) {
+	t.Parallel()
+	node := &corev1.Node{}
+	for i := range 30 {
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeConditionType(fmt.Sprint("Other", i))})
+	}
+	read := []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: "True"}, {Type: corev1.NodeReady, Status: "True"}}
+	node.Status.Conditions = append(node.Status.Conditions, read...)
+	for _, kept := range []*corev1.Node{objects.Nodes.Project(node), objects.WritableNodes.Project(node)} {
+		require.Less(t, len(kept.Status.Conditions), 20)
+		require.Equal(t, read, kept.Status.Conditions[:2])
+	}
+}
+
 // Labels count up to a number and a size, and none of a Service with very many. A selector that is longer counts not at
 // all, because a part of it would select other pods.
 func TestFewLabelsOfAServiceCount(t *testing.T) {

@@ -232,10 +232,16 @@ func nodeStatus(s *corev1.NodeStatus) (kept corev1.NodeStatus) {
 	for _, a := range head(s.Addresses, maxNodeAddresses) {
 		kept.Addresses = append(kept.Addresses, corev1.NodeAddress{Type: a.Type, Address: cut(a.Address)})
 	}
-	for _, c := range head(s.Conditions, maxConditions) {
-		c.LastHeartbeatTime = metav1.Time{} // a kubelet writes it all the time
-		c.Type, c.Reason, c.Message = corev1.NodeConditionType(cut(string(c.Type))), cut(c.Reason), cut(c.Message)
-		kept.Conditions = append(kept.Conditions, c)
+	// Those that somebody reads come first: programs that add conditions put theirs before the kubelet's.
+	for _, read := range []bool{true, false} {
+		for _, c := range s.Conditions {
+			if read != (c.Type == corev1.NodeReady || c.Type == corev1.NodeNetworkUnavailable) || len(kept.Conditions) > maxConditions {
+				continue
+			}
+			c.LastHeartbeatTime = metav1.Time{} // a kubelet writes it all the time
+			c.Type, c.Reason, c.Message = corev1.NodeConditionType(cut(string(c.Type))), cut(c.Reason), cut(c.Message)
+			kept.Conditions = append(kept.Conditions, c)
+		}
 	}
 	i := s.NodeInfo
 	kept.NodeInfo = corev1.NodeSystemInfo{

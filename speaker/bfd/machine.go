@@ -42,7 +42,7 @@ const (
 	// PeerDown: the peer does not hear us any more, or has started anew.
 	PeerDown Cause = "peer_down"
 	// PeerAdminDown: people have switched the session off on the peer. That means nothing for
-	// the path, and the session's client goes on without BFD (RFC 5882, section 4.2).
+	// the path, and the session's client goes on without BFD (RFC 5882, section 4.2), unless it wants no path without.
 	PeerAdminDown Cause = "peer_admin_down"
 )
 
@@ -59,7 +59,7 @@ func Causes() reason.Texts[Cause] {
 			Keys: []string{"peers[].bfd.transmitInterval", "peers[].bfd.receiveInterval", "speaker.bgp.realTimeBFD"}},
 		PeerDown: {Cause: "The peer does not hear this node any more, or has started anew.",
 			Cure: "See to the way from the node to the router; if the router restarted, nothing."},
-		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD.",
+		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD, unless it is `strict`.",
 			Cure: "Not a fault: switch it on again on the router if BFD is wanted."},
 	}
 }

@@ -218,14 +218,20 @@ func (t *table) join(n *memberlist.Node) {
 // meet records the speaker as memberlist has it now. It reports what record does. memberlist may change the
 // node later.
 //
-// A speaker that counts keeps its session. If it has started anew, it is lost, because its heartbeats have another session. It
-// counts again with the new session when it answers. A new session is not accepted before that: an attacker with the key could
-// publish sessions in the name of a dead speaker again and again. After each, its first heartbeat would still be awaited, and
-// its loss would not be noticed.
+// A speaker that counts keeps its session until it answers a packet. If it has started anew, some speakers may have noticed that, while
+// others have met it again with its last session, so that no two agree that this one is lost. A new session is not accepted
+// before the answer: an attacker with the key could publish sessions in the name of a dead speaker again and again. After each, its
+// first heartbeat would still be awaited, and its loss would not be noticed.
 func (t *table) meet(p *peer, n *memberlist.Node) (changed bool) {
 	p.met = new(*n)
 	m := decode(n.Meta)
-	m.session = cmp.Or(p.session, m.session)
+	switch {
+	case p.session != 0 && m.session != p.session:
+		m.session, p.held = p.session, &held{node: *n, since: time.Now(), anew: true}
+		notify.Wake(t.verify)
+	case p.startedAnew():
+		p.held = nil
+	}
 	return t.record(p, m)
 }
 
@@ -234,7 +240,7 @@ func (t *table) update(n *memberlist.Node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.peers.at(n.Name)
-	if p.held != nil {
+	if p.held != nil && !p.held.anew {
 		p.held.node = *n
 		return
 	}
@@ -254,7 +260,7 @@ func (t *table) suspect(node string) {
 	defer t.mu.Unlock()
 	p := t.peers.at(node)
 	switch {
-	case p.held != nil:
+	case p.held != nil && !p.held.anew:
 		if !p.held.silent { // otherwise it was counted before
 			t.metrics.changes.WithLabelValues("leave").Inc()
 		}
@@ -265,6 +271,7 @@ func (t *table) suspect(node string) {
 		p.held = &held{node: *p.met, since: time.Now()}
 		notify.Wake(t.verify)
 	default:
+		p.held = nil
 		t.metrics.changes.WithLabelValues("leave").Inc()
 		p.doubt = time.AfterFunc(t.settings.GracePeriod, func() { t.remove(node) })
 	}
@@ -344,6 +351,12 @@ func (t *table) admit(node string) {
 	defer t.mu.Unlock()
 	switch p, known := t.peers[node]; {
 	case !known || p.held == nil:
+	case p.startedAnew():
+		n := p.held.node
+		t.joins++
+		p.held, p.unanswered, p.session, p.joined = nil, 0, 0, t.joins
+		t.meet(p, &n)
+		t.log.Info("speaker has started anew", "node", node)
 	case p.alive:
 		p.unanswered, p.held.next = 0, time.Now().Add(lastVerify)
 	default:
@@ -372,7 +385,11 @@ func (t *table) unanswered(node string) {
 	}
 	if p.alive {
 		if p.unanswered++; p.unanswered == questions {
-			p.held = nil
+			if p.held.anew { // memberlist has not lost it
+				p.held = &held{node: p.held.node, since: time.Now(), silent: true}
+			} else {
+				p.held = nil
+			}
 			t.metrics.changes.WithLabelValues("leave").Inc()
 			t.lose(node, p)
 		}

@@ -180,3 +180,42 @@ func TestSpeakerThatMemberlistHasLostIsAsked(t *testing.T) {
 	counts(false)
 	require.Empty(t, table.held())
 }
+
+// A speaker that is killed and started again can answer before its new session is known. It counts with its last one then, which
+// nobody who knows the new one agrees to be lost. So it is asked again, and has the new session when it answers.
+func TestSpeakerThatStartsAnewIsAsked(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		table := newCluster(t).mute("n1", ownAddress()).table
+		has := func(session uint64, ready bool) {
+			t.Helper()
+			require.Equal(t, session, table.peers["n2"].session)
+			require.Equal(t, ready, table.Speakers()["n2"])
+		}
+		publishes := func(session uint64, ready bool) *memberlist.Node {
+			return &memberlist.Node{Name: "n2", Meta: metadata{ready: ready, session: session}.encode(memberlist.MetaMaxSize)}
+		}
+		table.setNetwork("n2", report.Network{})
+		table.arrive(publishes(7, true))
+		table.declare(watch.Verdict{Member: table.peers["n2"].member("n2", netip.AddrPort{})})
+		table.admit("n2")
+		has(7, true)
+		joined := table.peers["n2"].joined
+		table.update(publishes(8, false))
+		has(7, false)
+		if !answers {
+			for range questions {
+				require.True(t, table.peers["n2"].alive)
+				table.unanswered("n2")
+			}
+			require.False(t, table.peers["n2"].alive)
+		}
+		table.admit("n2")
+		has(8, false)
+		require.Greater(t, table.peers["n2"].joined, joined)
+		require.Empty(t, table.held())
+		table.update(publishes(9, true))
+		table.update(publishes(8, true)) // it has contradicted somebody who published another session in its name
+		has(8, true)
+		require.Empty(t, table.held())
+	}
+}

@@ -154,7 +154,7 @@ func (j *joiner) awaitMost(ctx context.Context, others int, until time.Time) {
 func (j *joiner) setUnlike(unlike bool) {
 	text := ""
 	if unlike {
-		text = "; failover and membership settings have changed: restart the speakers, one after another"
+		text = "; membership settings have changed: restart the speakers, one after another"
 	}
 	j.mu.Lock()
 	differs := j.unlike != text
@@ -163,7 +163,7 @@ func (j *joiner) setUnlike(unlike bool) {
 	}
 	j.mu.Unlock()
 	if differs && unlike {
-		j.log.Warn("failover and membership settings have changed and wait for a restart of the speakers",
+		j.log.Warn("membership settings have changed and wait for a restart of the speakers",
 			"help", "kubectl -n "+j.options.Namespace+" rollout restart daemonset/lodestone-speaker")
 	}
 }

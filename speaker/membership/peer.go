@@ -23,8 +23,8 @@ type peer struct {
 	// doubt runs while memberlist takes the speaker for dead, but it still counts. When the timer
 	// fires, the speaker is removed.
 	doubt *time.Timer
-	// held is set while memberlist takes the speaker for alive, but it does not count yet, and while memberlist takes it
-	// for dead, but it counts and answers. In both cases it is asked.
+	// held is set while memberlist takes the speaker for alive, but it does not count yet; while memberlist takes it for
+	// dead, but it counts and answers; and while it counts, but publishes another session. In all cases it is asked.
 	held *held
 	// lost is set from the loss of the speaker until it answers a packet. unanswered is how many
 	// packets it has not answered in that time.
@@ -52,6 +52,8 @@ type held struct {
 	// same time, and most likely it is dead. So in a large cluster each asks it later, from next on.
 	silent bool
 	next   time.Time
+	// anew is set if the speaker counts, memberlist has not lost it, and it publishes another session.
+	anew bool
 }
 
 // trust ends the doubt, and reports whether it ended before the speaker was removed.
@@ -62,7 +64,10 @@ func (p *peer) trust() bool {
 }
 
 // questioned reports whether memberlist takes the speaker for dead, but it counts and is asked.
-func (p *peer) questioned() bool { return p.alive && p.held != nil }
+func (p *peer) questioned() bool { return p.alive && p.held != nil && !p.held.anew }
+
+// startedAnew reports whether the speaker counts, but publishes another session, and is asked.
+func (p *peer) startedAnew() bool { return p.alive && p.held != nil && p.held.anew }
 
 // found records that the speaker is not lost any more.
 func (p *peer) found() { p.lost, p.unanswered, p.beats, p.unproven = false, 0, false, 0 }

@@ -157,7 +157,7 @@ func TestChangedSettingsWaitForARestart(t *testing.T) {
 	d.set(&config.Config{Membership: config.FailoverFast.Membership()})
 	status("joined: 1 speakers are alive", true)
 	d.set(&config.Config{Membership: quick()})
-	status("joined: 1 speakers are alive; failover and membership settings have changed: restart the speakers, one after another", true)
+	status("joined: 1 speakers are alive; membership settings have changed: restart the speakers, one after another", true)
 	assert.Equal(t, config.FailoverFast.Membership(), n1.settings)
 	d.set(&config.Config{Membership: config.FailoverConservative.Membership()}) // that counts at once
 	status("joined: 1 speakers are alive", true)

@@ -96,6 +96,9 @@ func (t *routeTable) aggregate(o *offer, addr netip.Addr, pool *config.Pool) *ag
 	within := poolPrefix{pool, key.prefix}
 	inside, ok := t.inside[within]
 	if !ok {
+		if len(t.inside) >= maxScopes {
+			clear(t.inside)
+		}
 		inside = pool.ContainsPrefix(key.prefix) && (t.permit == nil || t.permit.ContainsPrefix(key.prefix))
 		t.inside[within] = inside
 	}
@@ -184,7 +187,7 @@ func (t *routeTable) settleAggregate(g *aggregate) {
 	}
 }
 
-// route returns the Route of the offers together. It is the same map for the same offers.
+// route returns the Route of the offers together, mostly the same map for the same offers.
 func (t *routeTable) route(offers []*offer) Route {
 	var key []byte
 	for _, o := range offers {
@@ -198,6 +201,9 @@ func (t *routeTable) route(offers []*offer) Route {
 		for _, peer := range o.peers {
 			route[peer] = route[peer].with(o.BGP)
 		}
+	}
+	if len(t.byOffers) >= maxScopes {
+		clear(t.byOffers)
 	}
 	t.byOffers[string(key)] = route
 	return route

@@ -140,7 +140,7 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 	down := ""
 	for _, i := range interfaces {
 		for _, a := range i.Addrs {
-			if p := clash(prefix, route, a.Addr(), i.Name); p != (problem{}) {
+			if p := clash(prefix, route, a, i.Name); p != (problem{}) {
 				return target{}, p
 			}
 			switch {
@@ -159,16 +159,18 @@ func resolve(prefix netip.Prefix, route plan.PodRoute, interfaces []netstate.Int
 		return target{}, problem{NotOnSegment,
 			fmt.Sprintf("node %s is at %s, which is on no subnet of this node: a router is between them, so use mode bgp", route.Node, route.Via)}
 	case prefix.Overlaps(subnet):
-		return target{}, problem{CIDROfSegment,
-			fmt.Sprintf("the pod CIDR %s of node %s overlaps the subnet %s of %s: their networks must not overlap", prefix, route.Node,
-				subnet, to.name)}
+		return target{}, overlaps(prefix, route, subnet, to.name)
 	}
 	return to, problem{}
 }
 
-// clash returns the problem if this node's address is the next hop, or in the pod CIDR.
-func clash(prefix netip.Prefix, route plan.PodRoute, own netip.Addr, on string) problem {
-	switch {
+// widest is how wide the subnet of a network may be, by whether it is IPv4. What is wider is split by routes, as a VPN.
+var widest = map[bool]int{true: 16, false: 64}
+
+// clash returns the problem if this node's address on an interface is the next hop, or in the pod CIDR, or if its subnet contains the
+// pod CIDR: the route would take the traffic to that part of the network.
+func clash(prefix netip.Prefix, route plan.PodRoute, a netip.Prefix, on string) problem {
+	switch own := a.Addr(); {
 	case own == route.Via:
 		return problem{NextHopIsSelf,
 			fmt.Sprintf("node %s reports the address %s, which is this node's on %s: correct the Node's InternalIP", route.Node,
@@ -177,8 +179,15 @@ func clash(prefix netip.Prefix, route plan.PodRoute, own netip.Addr, on string) 
 		return problem{CIDROfSegment,
 			fmt.Sprintf("the pod CIDR %s of node %s contains this node's address %s on %s: their networks must not overlap", prefix, route.Node,
 				own, on)}
+	case a.Bits() >= widest[own.Is4()] && a.Bits() <= prefix.Bits() && a.Contains(prefix.Addr()):
+		return overlaps(prefix, route, a.Masked(), on)
 	}
 	return problem{}
+}
+
+func overlaps(prefix netip.Prefix, route plan.PodRoute, subnet netip.Prefix, on string) problem {
+	return problem{CIDROfSegment, fmt.Sprintf("the pod CIDR %s of node %s overlaps the subnet %s of %s: their networks must not overlap",
+		prefix, route.Node, subnet, on)}
 }
 
 // describe describes a route for people.

@@ -234,6 +234,9 @@ func TestHostileNodes(t *testing.T) {
 		"our other network": {plan.Node{PodCIDRs: []string{"10.244.1.0/28"}, Addresses: addrs("198.18.0.3"), Created: time.Unix(0, 0)},
 			podroutes.CIDROfSegment,
 			"the pod CIDR 10.244.1.0/28 of node n9 contains this node's address 10.244.1.1 on pod0: their networks must not overlap"},
+		"part of our other network": {
+			plan.Node{PodCIDRs: []string{"10.244.1.128/28"}, Addresses: addrs("198.18.0.3"), Created: time.Unix(0, 0)}, podroutes.CIDROfSegment,
+			"the pod CIDR 10.244.1.128/28 of node n9 overlaps the subnet 10.244.1.0/24 of pod0: their networks must not overlap"},
 		"our address": {plan.Node{PodCIDRs: []string{"10.244.9.0/24"}, Addresses: addrs("198.18.0.1")}, podroutes.NextHopIsSelf,
 			"node n9 reports the address 198.18.0.1, which is this node's on eth0: correct the Node's InternalIP"},
 		"IPv4 in IPv6 form": {plan.Node{PodCIDRs: []string{"::ffff:10.9.0.0/120"}, Addresses: addrs("198.18.0.3")}, plan.CIDRInvalid,

@@ -36,7 +36,7 @@ func Service(s *corev1.Service, scope kube.Scope) plan.Service {
 	of.Labels, of.VIPs, of.Leases = s.Labels, kube.VIPs(s), kube.Leases(s)
 	of.Local = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	of.ByClient, of.Seed = s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP, seed(string(s.UID))
-	for _, p := range s.Spec.Ports {
+	for _, p := range kube.Ports(s) {
 		if protocols[p.Protocol] == protocols[corev1.ProtocolTCP] {
 			of.Ports = append(of.Ports, plan.Port{Protocol: protocols[p.Protocol], Number: uint16(p.Port)})
 		}

@@ -112,12 +112,15 @@ func (l *leasing) open(a *account) *lessee {
 }
 
 // close forgets the Service.
-func (l *leasing) close(a *account) {
-	if s := l.of[a]; s != nil && len(s.on()) > 0 {
-		l.freed, l.work = true, true
+func (l *leasing) close(a *account) (leased bool) {
+	s := l.of[a]
+	if s == nil {
+		return false
 	}
-	l.settle(a, nil)
+	leased = len(s.on())+len(s.shown) > 0
+	l.freed, l.work = l.freed || leased, l.work || leased
 	delete(l.of, a)
+	return leased
 }
 
 // settle notes that the Service's object shows these addresses now.

@@ -181,8 +181,9 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	}
 	a, first := l.accounts.open(svc)
 	a.barred = nil
+	unreadable := refusal != nil
 	if first {
-		a.asked, a.unreadable = req, refusal != nil
+		a.asked, a.unreadable = req, unreadable
 	}
 	l.takeOver(a, req, svc, first, now)
 	// The Service may have moved already because of an annotation that its object still shows.
@@ -205,7 +206,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 		req.Sharing = sharing
 		l.held.abide(a, req, now)
 	}
-	v := l.verdict(a, req, refusal, now)
+	v := l.verdict(a, req, refusal, unreadable, now)
 	l.retry = l.retry || req.Sharing != nil && !slices.Equal(before, v.Held)
 	v.Left, a.left = slices.Concat(a.left, left), nil
 	v.Renumbered = v.Renumbered || moved
@@ -277,9 +278,9 @@ func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []c
 	return left, refusal
 }
 
-// verdict is the answer to a request that was met or refused.
-func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, now time.Time) Verdict {
-	v := Verdict{Held: l.held.Holds(a.owner.UID), Refusal: refusal, GivenBack: Addrs(l.held.Holds(a.leaving.UID))}
+// verdict is the answer to a request that was met or refused, or that is unreadable.
+func (l *Ledger) verdict(a *account, req ipam.Request, refusal *ipam.Refusal, unreadable bool, now time.Time) Verdict {
+	v := Verdict{Held: l.held.Holds(a.owner.UID), Refusal: refusal, unreadable: unreadable, GivenBack: Addrs(l.held.Holds(a.leaving.UID))}
 	if len(v.Held) == 0 {
 		v.Foreign = a.foreign
 	}
@@ -337,9 +338,12 @@ func (l *Ledger) Release(name, uid string, now time.Time) (freed bool) {
 	}
 	delete(l.accounts, a.owner.Name)
 	l.waiters.remove(a)
-	l.leasing.close(a)
+	leased := l.leasing.close(a)
 	left := slices.Concat(l.held.Release(a.leaving.UID, now), l.held.Release(a.owner.UID, now))
 	l.noteFreed(left, now)
+	if leased && l.Config != nil { // what was leased goes back to its server, and is not for another Service of the name
+		l.reconfigure(now)
+	}
 	return len(left) > 0
 }
 

@@ -18,6 +18,8 @@ type Verdict struct {
 	Held []ipam.Held
 	// Refusal is why it does not hold what it asks for; nil when it does.
 	Refusal *ipam.Refusal
+	// unreadable is set if the refusal is about what is written on the Service alone.
+	unreadable bool
 	// Undecided is set while there is no configuration to decide by. The object must then stay
 	// as it is, as far as Held does not contradict it.
 	Undecided bool
@@ -49,7 +51,7 @@ type Verdict struct {
 // Service stays the same.
 func (v Verdict) waits() bool {
 	if v.Refusal != nil {
-		return v.Refusal.Reason != ipam.InvalidRequest && v.Refusal.Reason != ipam.WrongFamily
+		return !v.unreadable && v.Refusal.Reason != ipam.WrongFamily
 	}
 	return v.Undecided || v.Missing != ""
 }
