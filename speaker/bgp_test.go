@@ -297,7 +297,8 @@ func TestDetectorTiesBFDToBGP(t *testing.T) {
 
 		state("far", bfd.Status{State: bfd.Down, Cause: bfd.PeerAdminDown})
 		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.PeerAdminDown})
-		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict)"}, peers.downs(), "what people switched off is no failure")
+		assert.Equal(t, map[string]string{"far": "waiting for BFD (strict): it is switched off on the router"}, peers.downs(),
+			"what people switched off is no failure")
 
 		state("tor", bfd.Status{State: bfd.Down, Cause: bfd.Expired, DetectionTime: 300 * time.Millisecond, Ended: time.Now()})
 		assert.Equal(t, "BFD: the router was not heard for 300ms", peers.downs()["tor"])

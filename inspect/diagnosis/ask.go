@@ -120,7 +120,8 @@ func (p throughAPI) Get(ctx context.Context, pod *corev1.Pod, path string, query
 }
 
 func (p throughAPI) Log(ctx context.Context, pod *corev1.Pod, previous bool) ([]byte, error) {
-	o := &corev1.PodLogOptions{Container: cluster.ContainerOf(pod), TailLines: new(int64(logLines)), LimitBytes: new(int64(logBytes)), Previous: previous}
+	o := &corev1.PodLogOptions{Container: cluster.ContainerOf(pod), TailLines: new(int64(logLines)), LimitBytes: new(int64(logBytes)),
+		Previous: previous}
 	return p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("log").
 		VersionedParams(o, scheme.ParameterCodec).DoRaw(ctx) //nolint:wrapcheck // the caller does
 }

@@ -71,7 +71,7 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 		})
 	}
 	mux.HandleFunc("GET "+in+"pods/lodestone-speaker-n1/log", func(w http.ResponseWriter, r *http.Request) {
-		assert.Equal(t, url.Values{"tailLines": {"2000"}, "limitBytes": {"1048576"}, "previous": {"true"}}, r.URL.Query())
+		assert.Equal(t, url.Values{"container": {"speaker"}, "tailLines": {"2000"}, "limitBytes": {"1048576"}, "previous": {"true"}}, r.URL.Query())
 		fmt.Fprint(w, "the end")
 	})
 	server := httptest.NewServer(mux)
@@ -83,7 +83,8 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 }
 
 func speakerAt(node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: "lodestone-speaker-" + node},
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "lodestone-system", Name: "lodestone-speaker-" + node,
+		Labels: map[string]string{"app.kubernetes.io/component": "speaker"}},
 		Spec: corev1.PodSpec{NodeName: node}}
 }
 

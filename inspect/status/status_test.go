@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/lodestone-lb/lodestone/inspect/cluster"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -90,6 +91,16 @@ func TestWarnings(t *testing.T) {
 			o.Nodes[1].Labels = map[string]string{"edge": "yes"}
 			o.Speakers[0].Spec.NodeSelector = map[string]string{"edge": "yes"}
 		}, nil},
+		"a node whose taints keep the DaemonSet away needs none": {func(o *cluster.Objects) {
+			o.Speakers = o.Speakers[1:]
+			o.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
+			o.Speakers[0].Spec.Tolerations = []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists}}
+		}, nil},
+		"a node whose taints it tolerates needs one": {func(o *cluster.Objects) {
+			o.Speakers = o.Speakers[1:]
+			o.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectPreferNoSchedule}, {Key: "storage", Effect: "NoExecute"}}
+			o.Speakers[0].Spec.Tolerations = []corev1.Toleration{{Key: "storage", Operator: corev1.TolerationOpExists}}
+		}, []string{"speaker: node n1: no speaker pod"}},
 		"a speaker cannot start": {func(o *cluster.Objects) { lacks(o.Speakers[1], "ImagePullBackOff") },
 			[]string{"speaker: node n2: pod pod-n2 is not ready: ImagePullBackOff"}},
 		"the old pod of a node goes, and the new one is ready": {func(o *cluster.Objects) {
@@ -155,6 +166,31 @@ func TestWarnings(t *testing.T) {
 			assert.Equal(t, c.want, got)
 		})
 	}
+}
+
+// What is shown of one Service is not what another one waits for, and what the controller has answered counts.
+func TestWhyEachServiceWaits(t *testing.T) {
+	t.Parallel()
+	o := healthy(t)
+	for name, address := range map[string]string{"one": "192.0.2.1", "two": "192.0.2.2", "new": "", "refused": ""} {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
+			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}
+		if address != "" {
+			svc.Annotations = map[string]string{annotation.Addresses: address}
+		}
+		if name == "refused" {
+			svc.Status.Conditions = []metav1.Condition{{Type: annotation.ConditionAllocated, Status: "False", Reason: "PoolExhausted",
+				Message: "4 addresses are in use by other hosts"}}
+		}
+		o.Services = append(o.Services, svc)
+	}
+	s := Of(o).Services
+	for _, name := range []string{"one", "two"} {
+		assert.Contains(t, s.Messages["shop/"+name], map[string]string{"one": "192.0.2.1", "two": "192.0.2.2"}[name])
+	}
+	assert.Contains(t, s.Messages["shop/new"], "the controller is to write")
+	assert.Equal(t, "4 addresses are in use by other hosts", s.Messages["shop/refused"])
+	assert.Len(t, s.Waiting, 3)
 }
 
 // What could not be read is null, and not empty.

@@ -264,7 +264,8 @@ func TestWhatNothingUsesIsReported(t *testing.T) {
 		"a peer for routes to pods":    {pool + peers + "routes: {mode: bgp, peers: [tor]}\n", []string{silent("spine")}},
 		"peers for routes to pods":     {pool + peers + "routes: {mode: bgp}\n", nil},
 		"routes to pods in the kernel": {pool + peers + "routes: {mode: kernel}\n", []string{silent("tor"), silent("spine")}},
-		"many":                         {named + layer2 + many + "]", append(names[:maxWarnings:maxWarnings], "2 more advertisements that announce nothing")},
+		"many": {named + layer2 + many + "]",
+			append(names[:maxWarnings:maxWarnings], "2 more advertisements that announce nothing")},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, Warnings(parsed(t, tt.document), facts(t, nil))) })
 	}

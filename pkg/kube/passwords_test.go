@@ -44,7 +44,7 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			return false, nil, nil
 		})
 		forbidden := new(error(apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "tor", nil)))
-		down.Store(forbidden)
+		down.Store(new(errors.New("too many requests")))
 		watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
 		go watcher.Run(t.Context())
 		var log strings.Builder
@@ -64,6 +64,8 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			}
 			require.Equal(t, value, got)
 		}
+		has("", config.ErrNotRead.Error()) // a session with the peer stays until there is an answer
+		down.Store(forbidden)
 		has("", "list it in the value speaker.bgp.passwordSecrets")
 		down.Store(nil)
 		has("", "there is no Secret lodestone-system/tor")

@@ -887,6 +887,33 @@ func TestConflictOfAVIPThatArrives(t *testing.T) {
 	}, eth(1, "eth0"))
 }
 
+// While speakers are lost, the kernel takes a minute to count what the interface has received. Nothing waits for that: neither what is
+// announced nor what is answered.
+func TestSlowCountersHoldNothingUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &fakeMembers{changed: make(chan struct{})}
+		w, stop := newWorld(t, func(o *Options) {
+			o.Members = m
+			o.Received = func(int) (uint64, error) { time.Sleep(time.Minute); return 0, nil }
+		}, eth(1, "eth0"))
+		defer func() { require.NoError(t, stop()) }()
+		w.set(everywhere(vipA))
+		w.after(time.Second)
+		m.lose(true)
+		synctest.Wait()
+		w.set(everywhere(vipA, vipB))
+		sends := func(what string, is func(arppacket.Packet) bool) {
+			t.Helper()
+			require.True(t, slices.ContainsFunc(w.after(time.Millisecond), func(f frame) bool { _, p := f.packet(t); return is(p) }), what)
+		}
+		sends("the announcement", func(p arppacket.Packet) bool { return p.SenderIP == vipB })
+		time.Sleep(time.Second)
+		w.receive("eth0", arpFrame(arppacket.OperationRequest, broadcast, clientMAC, clientIP, mac{}, vipA))
+		sends("the answer", func(p arppacket.Packet) bool { return p.SenderIP == vipA && p.TargetIP == clientIP })
+	})
+}
+
 // A host has a VIP that is announced all the same, and answers the first question of a node to which the VIP moves. That is no
 // reason for the node to withhold it: the VIP is not new.
 func TestHostWithAVIPThatArrives(t *testing.T) {

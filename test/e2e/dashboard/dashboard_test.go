@@ -221,7 +221,13 @@ func TestThePageShowsTheClusterAndFollowsIt(t *testing.T) {
 	s.trigger(t, "speaker 5 down")
 	w.becomes("the VIPs of a lost speaker have moved", `/from worker-05 to worker-/.test(`+text+`)`)
 	w.picture("trouble-live")
-	s.trigger(t, "speaker 5 up")
+	for _, speaker := range []string{"6", "7"} {
+		s.trigger(t, "speaker "+speaker+" down")
+	}
+	w.becomes("how many speakers are not ready is shown", text+`.includes("3 not ready")`)
+	for _, speaker := range []string{"5", "6", "7"} {
+		s.trigger(t, "speaker "+speaker+" up")
+	}
 	s.trigger(t, "session 3")
 	w.becomes("all is well again", `document.querySelector("#verdict h2").textContent === "All is well"`)
 	assert.True(t, is[bool](w, `document.querySelector("#live").textContent === "live"`), "without a reload")

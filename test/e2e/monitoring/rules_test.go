@@ -2,6 +2,7 @@ package monitoring_test
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,6 +36,14 @@ func on(node, labels string) string {
 	return `{job="lodestone-speaker",node="` + node + `",` + labels + `}`
 }
 
+// drained are series of a pool that is to be emptied: that it has no free addresses is no trouble.
+func drained(series of) of {
+	maps.Copy(series, of{`lodestone_pool_size{pool="old",family="IPv4"}`: "50x60",
+		`lodestone_pool_addresses{pool="old",family="IPv4",state="free"}`: "0x30 2x30",
+		`lodestone_pool_draining{pool="old",family="IPv4"}`:               "1x60", `lodestone_pool_draining{pool="lan",family="IPv4"}`: "0x60"})
+	return series
+}
+
 var stories = []story{
 	{"ControllerDown", of{"up" + controller: "1 1 0x9 1x50", "up" + standby: "0x60"}, "3m", "5m", "15m", nil,
 		"No pod of lodestone-controller has answered Prometheus for 2 minutes: Services get no addresses, VIPs stay where they are."},
@@ -51,12 +60,12 @@ var stories = []story{
 		"2 different configurations have been in force for 5 minutes: some component does not follow the ConfigMap."},
 	{"ConfigurationWarnings", of{"lodestone_config_warnings" + controller: "3x20 0x40"}, "5m", "15m", "30m", nil,
 		"3 warnings about the configuration in force stand in the Events of the ConfigMap."},
-	{"PoolNearlyExhausted", of{`lodestone_pool_size{pool="lan",family="IPv4"}`: "50x60",
+	{"PoolNearlyExhausted", drained(of{`lodestone_pool_size{pool="lan",family="IPv4"}`: "50x60",
 		`lodestone_pool_addresses{pool="lan",family="IPv4",state="free"}`:     "4x20 10x40",
-		`lodestone_pool_addresses{pool="lan",family="IPv4",state="assigned"}`: "46x60"}, "5m", "15m", "30m", of{"pool": "lan", "family": "IPv4"},
+		`lodestone_pool_addresses{pool="lan",family="IPv4",state="assigned"}`: "46x60"}), "5m", "15m", "30m", of{"pool": "lan", "family": "IPv4"},
 		"Pool lan has 8% of its IPv4 addresses free."},
-	{"PoolExhausted", of{`lodestone_pool_size{pool="lan",family="IPv4"}`: "50x60",
-		`lodestone_pool_addresses{pool="lan",family="IPv4",state="free"}`: "0x20 10x40"}, "3m", "15m", "30m", of{"pool": "lan", "family": "IPv4"},
+	{"PoolExhausted", drained(of{`lodestone_pool_size{pool="lan",family="IPv4"}`: "50x60",
+		`lodestone_pool_addresses{pool="lan",family="IPv4",state="free"}`: "0x20 10x40"}), "3m", "15m", "30m", of{"pool": "lan", "family": "IPv4"},
 		"None of the 50 IPv4 addresses of pool lan is free: the next Service that needs one waits."},
 	{"ServicesPending", of{`lodestone_services_refused{reason="PoolExhausted"}`: "2x20 0x40"}, "3m", "10m", "30m",
 		of{"reason": "PoolExhausted"},
