@@ -22,7 +22,7 @@ type group struct {
 
 // plan is which tests run, and when.
 type plan struct {
-	// turns run one after the other.
+	// turns run one after the other, those after the first when all that runs aside has ended, too.
 	turns []group
 	// aside run one after the other, too, with what processor time is left, from the first test of the package beside on.
 	aside  []group

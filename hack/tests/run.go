@@ -25,10 +25,10 @@ func run(ctx context.Context, p plan, args []string, s *summary) error {
 			begin()
 		}
 	}
-	err := each(ctx, p.turns, args, s, false)
+	err := each(ctx, p.turns[:1], args, s, false)
 	begin()
 	aside.Wait()
-	return errors.Join(err, failed)
+	return errors.Join(err, failed, each(ctx, p.turns[1:], args, s, false))
 }
 
 // each runs the groups one after the other, all of them whatever becomes of one.

@@ -71,7 +71,8 @@ func apiServer(t *testing.T, ahead time.Duration) kubernetes.Interface {
 		})
 	}
 	mux.HandleFunc("GET "+in+"pods/lodestone-speaker-n1/log", func(w http.ResponseWriter, r *http.Request) {
-		assert.Equal(t, url.Values{"container": {"speaker"}, "tailLines": {"2000"}, "limitBytes": {"1048576"}, "previous": {"true"}}, r.URL.Query())
+		assert.Equal(t, url.Values{"container": {"speaker"}, "tailLines": {"2000"}, "limitBytes": {"1048576"}, "previous": {"true"}},
+			r.URL.Query())
 		fmt.Fprint(w, "the end")
 	})
 	server := httptest.NewServer(mux)

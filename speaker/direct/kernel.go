@@ -299,15 +299,10 @@ var absent = []error{unix.ENOENT, unix.EPERM, unix.EACCES, unix.EINVAL, unix.EOP
 // exists reports whether there is a table. An error is no answer.
 func (k kernel) exists(f *family) (bool, error) {
 	_, err := k.ListTableOfFamily(f.table.Name, f.table.Family)
-	return err == nil, f.unknown(err)
-}
-
-// unknown returns the error of a look at something in the table, unless it is an answer: there is none.
-func (f *family) unknown(err error) error {
 	if err == nil || slices.ContainsFunc(absent, func(answer error) bool { return errors.Is(err, answer) }) {
-		return nil
+		return err == nil, nil
 	}
-	return fmt.Errorf("look for the nftables table %s: %w", f.name(), err)
+	return false, fmt.Errorf("look for the nftables table %s: %w", f.name(), err)
 }
 
 // exists asks over a new socket: after a failed change, the old one may have unread answers, or its deadline has passed.
@@ -350,10 +345,16 @@ func (k kernel) addSet(set *nftables.Set) error {
 	return k.AddSet(set, nil)
 }
 
-// guarded reports whether the guard of the table has not expired.
+// guarded reports whether there is a table whose guard has not expired.
 func (k kernel) guarded(f *family) (bool, error) {
+	if there, err := k.exists(f); !there {
+		return false, err
+	}
 	guards, err := k.GetSetElements(f.sets()[0])
-	return len(guards) > 0, f.unknown(err)
+	if err != nil {
+		return false, fmt.Errorf("look for the guard of the nftables table %s: %w", f.name(), err)
+	}
+	return len(guards) > 0, nil
 }
 
 // refresh sets the guard of the table to expire after that time.
@@ -470,12 +471,15 @@ func (k kernel) changeSets(f *family, r, others *ruleset, do encode) (err error)
 func (k kernel) services(f *family) (map[string]served, error) {
 	all := map[string]served{}
 	elements, err := k.GetSetElements(f.sets()[3])
+	if err != nil {
+		return nil, fmt.Errorf("list the Services of the nftables table %s: %w", f.name(), err)
+	}
 	for _, e := range elements {
 		if s, ok := parseServed(e); ok {
 			all[string(e.Key)] = s
 		}
 	}
-	return all, f.unknown(err)
+	return all, nil
 }
 
 // parseServed returns the Service of an element of the map of services. ok is not set if another program has added it.
@@ -486,12 +490,11 @@ func parseServed(e nftables.SetElement) (of served, ok bool) {
 }
 
 // hops returns the nodes to which a steer hands packets.
-func (k kernel) hops(f *family, s steer) (hops map[netip.Addr]bool, err error) {
-	hops = map[netip.Addr]bool{}
+func (k kernel) hops(f *family, s steer) map[netip.Addr]bool {
+	hops := map[netip.Addr]bool{}
 	for _, index := range s.indexes() {
 		for _, name := range []string{openName(s.table, s.buckets), nextName(s.table, s.buckets)} {
-			elements, unknown := k.GetSetElements(f.buckets(on(name, index), true, s.buckets))
-			err = errors.Join(err, f.unknown(unknown))
+			elements, _ := k.GetSetElements(f.buckets(on(name, index), true, s.buckets)) // without it there are none
 			for _, e := range elements {
 				if a, ok := netip.AddrFromSlice(e.Val); ok {
 					hops[a] = true
@@ -499,7 +502,7 @@ func (k kernel) hops(f *family, s steer) (hops map[netip.Addr]bool, err error) {
 			}
 		}
 	}
-	return hops, err
+	return hops
 }
 
 // generation returns a number that changes with each change of tables, chains, rules and elements of nftables by a program.

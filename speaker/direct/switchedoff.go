@@ -48,11 +48,7 @@ func (d *Director) inherit() error {
 		if guarded[i] {
 			services, unknown := k.services(f)
 			err = errors.Join(err, unknown)
-			d.inheritFrom(f, services, func(s steer) map[netip.Addr]bool {
-				hops, unknown := k.hops(f, s)
-				err = errors.Join(err, unknown)
-				return hops
-			}, time.Now())
+			d.inheritFrom(f, services, func(s steer) map[netip.Addr]bool { return k.hops(f, s) }, time.Now())
 		}
 	}
 	if err != nil {
