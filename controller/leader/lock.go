@@ -40,8 +40,8 @@ func (l *Lock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) 
 	return l.put(ctx, r, l.Interface.Update)
 }
 
-// put writes the Lease. The election reads the clock for RenewTime before it asks for anything. It gives the Lease back, as it has just
-// read it, even if it is another replica's by then.
+// put writes the Lease. The election reads the clock for RenewTime before it asks for anything. Before it gives the Lease back, it
+// reads the Lease, and does not look whose it is by then.
 func (l *Lock) put(ctx context.Context, r resourcelock.LeaderElectionRecord,
 	write func(context.Context, resourcelock.LeaderElectionRecord) error) error {
 	ours := r.HolderIdentity == l.Identity()

@@ -81,7 +81,9 @@ func TestUpstreamDoesNotHideAnIgnoredService(t *testing.T) {
 	s := newStory(t, lan)
 	s.start()
 	port := func(number int32) func(*corev1.Service) {
-		return func(svc *corev1.Service) { svc.Spec.Ports = []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: number}} }
+		return func(svc *corev1.Service) {
+			svc.Spec.Ports = []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: number}}
+		}
 	}
 	s.creates("web", annotated(annotation.SharingKey, "edge"), port(80))
 	s.has("web", "203.0.113.10"+allocated)

@@ -77,8 +77,8 @@ func (o *Options) drivenByUpstream(svc *corev1.Service) bool {
 }
 
 // leavesToUpstream reports whether Kubernetes' own service controller is about to call Provide
-// or Withdraw. The finalizer shows that Withdraw has not been called yet, which it is for Services that are
-// deleted or of another type, and not for those that are left to others.
+// or Withdraw. It calls Withdraw for Services that are deleted or of another type, and not for those that are
+// left to others. The finalizer shows that it has not done so yet.
 func (c *Controller) leavesToUpstream(svc *corev1.Service) bool {
 	if !c.drivenByUpstream(svc) {
 		return false

@@ -59,7 +59,7 @@ func Causes() reason.Texts[Cause] {
 			Keys: []string{"peers[].bfd.transmitInterval", "peers[].bfd.receiveInterval", "speaker.bgp.realTimeBFD"}},
 		PeerDown: {Cause: "The peer does not hear this node any more, or has started anew.",
 			Cure: "See to the way from the node to the router; if the router restarted, nothing."},
-		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD, unless it is `strict`.",
+		PeerAdminDown: {Cause: "People have switched the session off on the peer. BGP goes on without BFD, unless strict is set.",
 			Cure: "Not a fault: switch it on again on the router if BFD is wanted."},
 	}
 }

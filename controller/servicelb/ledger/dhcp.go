@@ -89,6 +89,9 @@ type leasing struct {
 	freed  bool
 	// work is set when clients or leases have to be followed.
 	work bool
+	// vacated is set while the allocator has leased addresses of Services that are forgotten. They are about to go back to their
+	// servers, and not for another Service of the name.
+	vacated bool
 }
 
 // configure takes over the configuration.
@@ -112,15 +115,12 @@ func (l *leasing) open(a *account) *lessee {
 }
 
 // close forgets the Service.
-func (l *leasing) close(a *account) (leased bool) {
-	s := l.of[a]
-	if s == nil {
-		return false
+func (l *leasing) close(a *account) {
+	if s := l.of[a]; s != nil && len(s.on()) > 0 {
+		l.freed, l.work, l.vacated = true, true, true
 	}
-	leased = len(s.on())+len(s.shown) > 0
-	l.freed, l.work = l.freed || leased, l.work || leased
+	l.settle(a, nil)
 	delete(l.of, a)
-	return leased
 }
 
 // settle notes that the Service's object shows these addresses now.

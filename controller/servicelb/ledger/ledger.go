@@ -179,6 +179,9 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	if known := l.Known(req.Owner.Name); known != req.Owner.UID {
 		l.Release(req.Owner.Name, known, now)
 	}
+	if l.leasing.vacated && l.Config != nil {
+		l.reconfigure(now)
+	}
 	a, first := l.accounts.open(svc)
 	a.barred = nil
 	unreadable := refusal != nil
@@ -338,12 +341,9 @@ func (l *Ledger) Release(name, uid string, now time.Time) (freed bool) {
 	}
 	delete(l.accounts, a.owner.Name)
 	l.waiters.remove(a)
-	leased := l.leasing.close(a)
+	l.leasing.close(a)
 	left := slices.Concat(l.held.Release(a.leaving.UID, now), l.held.Release(a.owner.UID, now))
 	l.noteFreed(left, now)
-	if leased && l.Config != nil { // what was leased goes back to its server, and is not for another Service of the name
-		l.reconfigure(now)
-	}
 	return len(left) > 0
 }
 

@@ -66,6 +66,7 @@ func (l *Ledger) reconfigure(now time.Time) {
 		s.Forbidden = append(s.Forbidden, ipam.Forbidden{Range: f.Range, Why: f.Why})
 	}
 	l.leasing.addTo(&s)
+	l.leasing.vacated = false
 	l.held.Configure(s)
 }
 
