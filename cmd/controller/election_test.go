@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
@@ -197,4 +199,31 @@ func TestALeaseThatIsLostIsNotGivenBack(t *testing.T) {
 		holder, _ = lock.is()
 		assert.Equal(t, "another", holder, "stopped before it knew")
 	})
+}
+
+// renewed is a Lease that another replica has renewed at some time.
+type renewed struct {
+	slow
+	at time.Time
+}
+
+func (r *renewed) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record := &resourcelock.LeaderElectionRecord{HolderIdentity: "another", RenewTime: metav1.Time{Time: r.at}}
+	raw, err := json.Marshal(record)
+	return record, raw, err
+}
+
+// A candidate counts the lease from the last renewal that it has seen. It sees each one, also two within a second.
+func TestEveryRenewalIsSeen(t *testing.T) {
+	t.Parallel()
+	lock := &leader.Lock{Interface: &renewed{at: time.Unix(1e9, 1e8)}}
+	_, first, err := lock.Get(t.Context())
+	require.NoError(t, err)
+	_, same, err := lock.Get(t.Context())
+	require.NoError(t, err)
+	lock.Interface = &renewed{at: time.Unix(1e9, 6e8)}
+	_, second, err := lock.Get(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, first, same)
+	assert.NotEqual(t, first, second)
 }

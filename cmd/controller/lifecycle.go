@@ -31,7 +31,7 @@ func (c ledCloud) Initialize(cloudprovider.ControllerClientBuilder, <-chan struc
 	c.p.start(c.p.events.Run)
 	c.p.start(c.p.config.Run)
 	c.p.start(c.p.facts.Run)
-	c.p.startUntil(c.p.stopped, c.p.leases.Run) // also while the API server is away: two leaders may extend the same leases
+	c.p.startUntil(c.p.stopped, c.p.leases.Run) // extended while the API server is away, too: two replicas may extend the same ones
 	c.p.start(c.p.leaseEvents.Run)
 }
 
@@ -72,6 +72,7 @@ func (p *process) stand() {
 			return
 		}
 		p.cancel()
+		p.leases.ExtendOnly()
 		p.log.Error("the leader lease is lost")
 		for !p.reachable() {
 			time.Sleep(time.Second)

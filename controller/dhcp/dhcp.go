@@ -119,6 +119,14 @@ func (s *Source) Set(want []Client) {
 	notify.Wake(s.wake)
 }
 
+// ExtendOnly has the Source extend the leases that there are, and ask for no others from now on, also in place of one that ends.
+func (s *Source) ExtendOnly() {
+	s.mu.Lock()
+	s.machine.extendOnly()
+	s.mu.Unlock()
+	notify.Wake(s.wake)
+}
+
 // Current returns the state of each client by ID.
 func (s *Source) Current() map[string]State {
 	s.mu.Lock()

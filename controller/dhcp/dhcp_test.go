@@ -83,6 +83,36 @@ func TestMessages(t *testing.T) {
 	})
 }
 
+// Who only extends asks for nothing new, neither for a client without a lease nor in place of one that the server takes away.
+func TestExtendOnly(t *testing.T) {
+	t.Parallel()
+	simulate(t, func(w *world) {
+		w.server(w.grants())
+		w.Set([]Client{web})
+		w.pass(time.Second)
+		w.server(func(sent) {})
+		w.Set([]Client{web, {ID: "late"}})
+		w.pass(time.Second)
+		w.ExtendOnly()
+		n := len(w.sent())
+		w.pass(10 * time.Minute)
+		require.Len(t, w.sent(), n, "the late one asks no more")
+		w.server(w.grants())
+		w.pass(50 * time.Minute)
+		require.NotNil(t, w.Current()[webID].Lease, "it is extended")
+		require.True(t, time.Now().Add(20*time.Minute).Before(w.Current()[webID].Lease.Expires))
+		w.server(func(sent) {})
+		w.pass(2 * time.Hour)
+		require.Nil(t, w.Current()[webID].Lease)
+		for _, m := range w.since(n) {
+			require.Equal(t, dhcpv4.MessageTypeRequest, m.MessageType())
+		}
+		n = len(w.sent())
+		w.pass(time.Hour)
+		require.Len(t, w.sent(), n)
+	})
+}
+
 // RFC 2131 section 4.4.5, with a lease of an hour and a server that is gone.
 func TestExpiry(t *testing.T) {
 	t.Parallel()

@@ -120,6 +120,8 @@ type machine struct {
 	heard time.Time
 
 	changed bool // Source.Changed is to be notified
+	// extends is set if only the leases that there are are extended.
+	extends bool
 }
 
 func newMachine(name string, log *slog.Logger) *machine {
@@ -163,6 +165,17 @@ func (t *machine) set(now time.Time, want []Client) {
 	maps.DeleteFunc(t.turns, func(_ string, last time.Time) bool { return now.Sub(last) > turnMemory })
 }
 
+// extendOnly ends the exchanges of clients without a lease. From now on none begins.
+func (t *machine) extendOnly() {
+	t.extends = true
+	for _, s := range t.byID {
+		if s.lease == nil {
+			t.end(s)
+			s.phase = idle
+		}
+	}
+}
+
 // remove forgets a client and gives its lease back.
 func (t *machine) remove(s *client) {
 	t.end(s)
@@ -189,6 +202,10 @@ func (t *machine) release() (m *message) {
 // has one for hosts that start together, but here one process asks for all.
 func (t *machine) begin(s *client, p phase, now time.Time) {
 	t.end(s)
+	if t.extends && s.lease == nil {
+		s.phase = idle
+		return
+	}
 	for s.xid = newXID(); t.byXID[s.xid] != nil; s.xid = newXID() {
 	}
 	t.byXID[s.xid] = s

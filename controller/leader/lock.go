@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"time"
 
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
@@ -26,6 +27,9 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	r, raw, err := l.Interface.Get(ctx)
 	if err == nil {
 		l.holder = r.HolderIdentity
+		// By this text alone the election sees that somebody has written the Lease. It has the time in whole seconds, so that one
+		// renewal of two would not be seen, and the lease of another replica would seem to end before it does.
+		raw = r.RenewTime.AppendFormat(raw, time.RFC3339Nano)
 	}
 	return r, raw, err //nolint:wrapcheck // the election looks at it
 }

@@ -258,7 +258,7 @@ func BenchmarkLackOfAFamily(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if got := s.machine().Retry(s.clock); len(got) > 0 {
+		if got, _ := s.machine().Retry(s.clock); len(got) > 0 {
 			b.Fatal(got)
 		}
 	}

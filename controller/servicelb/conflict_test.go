@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/ipam"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/clusterfacts"
@@ -225,7 +224,7 @@ func TestAFloodOfConflicts(t *testing.T) {
 	s.counts(t, ipam.PoolStats{Size: 11, Free: 5, Assigned: 1, Conflicted: 5})
 	wide := s.machine().Stats(s.clock).Pools[1]
 	assert.Equal(t, 64., wide.Conflicted)
-	s.tryAgain((*ledger.Ledger).Due)
+	s.tryAgain(allDue)
 	require.Len(t, s.config.warnings, 2)
 	assert.Contains(t, s.config.warnings[0],
 		`pool "lan": speakers report more IPv4 addresses of it in use by other hosts than are withheld from Services, which is at most 5`)
@@ -254,16 +253,16 @@ func TestAWithheldAddressThatAServiceHasIsNoReasonToWarn(t *testing.T) {
 	s.reports("203.0.113.6 withheld")
 	s.creates("web", annotated(annotation.Addresses, "203.0.113.6"))
 	s.has("web", "203.0.113.6", "False AddressConflict")
-	s.tryAgain((*ledger.Ledger).Due)
+	s.tryAgain(allDue)
 	assert.Empty(t, s.config.warnings)
 	s.changes("web", unannotated(annotation.Addresses))
 	s.has("web", "203.0.113.7", "True Allocated") // it may leave the other one, which nobody else is given
-	s.tryAgain((*ledger.Ledger).Due)
+	s.tryAgain(allDue)
 	assert.Empty(t, s.config.warnings)
 
 	s.reports("203.0.113.6 withheld", "203.0.113.7 withheld")
 	s.has("web", "203.0.113.7", "False AddressConflict") // it stays, since there is no room for the second one
-	s.tryAgain((*ledger.Ledger).Due)
+	s.tryAgain(allDue)
 	assert.Len(t, s.config.warnings, 1)
 }
 
@@ -326,7 +325,7 @@ func TestWhatOneNodeWithholds(t *testing.T) {
 		s.pass(time.Minute)
 	}
 	assert.EqualValues(t, maxOfReport, s.conflicted(), "nothing that is true was forgotten")
-	s.tryAgain((*ledger.Ledger).Due)
+	s.tryAgain(allDue)
 	require.Len(t, s.config.warnings, 1)
 	assert.Contains(t, s.config.warnings[0], `the speaker of node "n1" reports more addresses in use by other hosts than are withheld`)
 	s.creates("web", annotated(annotation.AddressPool, "wide"))

@@ -44,6 +44,9 @@ const (
 	// shortestWait is the least time until Services that wait are tried again because the next
 	// address becomes free.
 	shortestWait = 50 * time.Millisecond
+	// After they were tried again, nothing is tried for restFactor times as long as that took, a second at most: a tenant with
+	// thousands that wait could have it done all the time, while nobody else gets the ledger.
+	restFactor = 9
 )
 
 // API writes to Services.
@@ -296,13 +299,16 @@ func (c *Controller) work(ctx context.Context) {
 // the facts changed, it tries all of them.
 func (c *Controller) retryWaiting(ctx context.Context) {
 	config, facts, namespaces := c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed()
-	due, longer := finder((*ledger.Ledger).Due), true
+	due, longer := finder(allDue), true
 	for {
 		if longer { // after Changed: no configuration is missed
 			c.recordEnds(ctx)
 		}
 		var free <-chan time.Time
-		if next := c.tryAgain(due); !next.IsZero() {
+		start := time.Now()
+		next := c.tryAgain(due)
+		rested := time.After(min(restFactor*time.Since(start), time.Second))
+		if !next.IsZero() {
 			free = time.After(max(next.Sub(c.ledger.now()), shortestWait))
 		}
 		select {
@@ -314,23 +320,37 @@ func (c *Controller) retryWaiting(ctx context.Context) {
 		case <-c.ledger.retry:
 		case <-free:
 		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-rested:
+		}
 		ofConfig, ofFacts, ofNamespaces := config, facts, namespaces
 		config, facts, namespaces = c.Config.Changed(), c.Facts.Changed(), c.Namespaces.Changed() // before the look: none is missed
 		longer, due = notify.Closed(ofConfig), finderAfter(ofConfig, ofFacts, ofNamespaces, c.Namespaces.Labels)
 	}
 }
 
-// finder finds the Services that are due.
-type finder func(*ledger.Ledger, time.Time) []string
+// finder finds the Services that are due. undecided is set if older ones have to come first, because what they get is not decided yet.
+type finder func(*ledger.Ledger, time.Time) (names []string, undecided bool)
+
+// allDue finds all that may get a better answer.
+func allDue(l *ledger.Ledger, now time.Time) (names []string, undecided bool) {
+	return l.Due(now), true
+}
 
 // finderAfter returns what finds the Services that are due after these changes, or because something became free. Both may
 // have happened: what has become free is not reported again.
 func finderAfter(config, facts, namespaces <-chan struct{}, labels func(namespace string) map[string]string) finder {
 	switch {
 	case notify.Closed(config) || notify.Closed(facts):
-		return (*ledger.Ledger).Due
+		return allDue
 	case notify.Closed(namespaces):
-		return func(l *ledger.Ledger, now time.Time) []string { return append(l.Relabeled(labels), l.Retry(now)...) }
+		return func(l *ledger.Ledger, now time.Time) ([]string, bool) {
+			names, undecided := l.Retry(now)
+			relabeled := l.Relabeled(labels)
+			return append(relabeled, names...), undecided || len(relabeled) > 0
+		}
 	}
 	return (*ledger.Ledger).Retry
 }
@@ -339,9 +359,16 @@ func finderAfter(config, facts, namespaces <-chan struct{}, labels func(namespac
 // when the next address becomes free, or the zero time if none will.
 func (c *Controller) tryAgain(due finder) (next time.Time) {
 	l, now := c.ledger.open()
-	names, overrun, next := due(l, now), l.Overrun(), l.NextFree()
+	names, undecided := due(l, now)
+	overrun, next := l.Overrun(), l.NextFree()
 	c.ledger.close()
-	c.order.add(c.queue, names)
+	if undecided {
+		c.order.add(c.queue, names)
+	} else { // one namespace may have very many, which get another answer all the time
+		for _, name := range names {
+			c.queue.Add(name)
+		}
+	}
 	c.warn(overrun)
 	return next
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
@@ -57,4 +59,34 @@ func TestWhoWaitsForOneChangeKeepsItsOrder(t *testing.T) {
 	for i, name := range []string{"shop/0", "shop/1", "shop/2"} {
 		assert.Equal(t, fmt.Sprint("203.0.113.1", i), kube.JoinAddrs(kube.VIPs(s.server.get(name))))
 	}
+}
+
+// A tenant whose many waiting Services get another answer by one edit of its own does not delay a Service of another one that is given
+// an address meanwhile.
+func TestAnswersOfOneTenantDelayNobody(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 0s\npools: [{name: lan, addresses: [203.0.113.10]}, {name: edge, addresses: [203.0.113.20]}]\n")
+	s.creates("holder", annotated(annotation.AddressPool, "edge"))
+	s.creates("web", shared("k"), ports(80))
+	for i := range 50 {
+		s.creates(fmt.Sprint("waits-", i), shared("k"), annotated(annotation.Addresses, "203.0.113.10"), ports(80, 81))
+	}
+	s.server.create("shop/web", s.clock, annotated(annotation.AddressPool, "edge"))
+	s.run()
+	s.server.update("default/web", ports(81))
+	s.see("default/web")
+	assert.NoError(t, s.reconcile(t.Context(), "default/web"))
+	l, now := s.ledger.open()
+	l.Release("default/holder", "", now)
+	s.ledger.close()
+	s.tryAgain((*ledger.Ledger).Retry)
+	var names []string
+	for s.queue.Len() > 0 {
+		name, _ := s.queue.Get()
+		s.queue.Done(name)
+		names = append(names, name)
+	}
+	assert.Greater(t, len(names), 50)
+	assert.Contains(t, names[:3], "shop/web")
 }

@@ -77,10 +77,12 @@ func TestWhatAServiceHoldsIsNotForeign(t *testing.T) {
 	for range 2 {
 		s.server.update("default/web", unmarked, annotated(annotation.Ignore, annotation.Ignored))
 		s.see("default/web")
-		assert.Empty(t, s.machine().Retry(s.clock))
+		names, _ := s.machine().Retry(s.clock)
+		assert.Empty(t, names)
 		s.run()
 		s.see("default/web")
-		assert.Empty(t, s.machine().Retry(s.clock))
+		names, _ = s.machine().Retry(s.clock)
+		assert.Empty(t, names)
 		s.changes("web", func(svc *corev1.Service) { delete(svc.Annotations, annotation.Ignore) })
 		s.has("web", "203.0.113.10", "True Allocated")
 	}

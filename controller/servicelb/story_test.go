@@ -491,7 +491,8 @@ func (s *story) woken() []string {
 	select {
 	case <-s.ledger.retry:
 		if !s.stale {
-			return s.machine().Retry(s.clock)
+			names, _ := s.machine().Retry(s.clock)
+			return names
 		}
 	default:
 		if !s.stale {

@@ -183,7 +183,8 @@ func TestWhatIsFreedWhileANamespaceChangesIsGiven(t *testing.T) {
 	l.Release("default/holder", "", now)
 	s.ledger.close()
 	<-s.ledger.retry
-	assert.Equal(t, []string{"default/waits"}, finderAfter(nil, nil, changed, s.around.Labels)(s.machine(), s.clock))
+	retried, _ := finderAfter(nil, nil, changed, s.around.Labels)(s.machine(), s.clock)
+	assert.Equal(t, []string{"default/waits"}, retried)
 }
 
 // Without a configuration all dialects are understood. What a Service asks for in one of them is
@@ -212,4 +213,25 @@ func TestWhoAsksForMoreThanIsReserved(t *testing.T) {
 	s.has("web", "", "False InvalidRequest")
 	s.configure(fmt.Sprintf(pools, ""))
 	s.has("web", "203.0.113.1,203.0.113.2,203.0.113.3,203.0.113.4,2001:db8::,2001:db8::1,2001:db8::2,2001:db8::3", "True Allocated")
+}
+
+// A Service moves again and again while its object cannot be written. What it gives back stays its own until then, and is bounded.
+func TestWhoMovesWithoutBeingWritten(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure("quarantine: 10s\npools: [{name: lan, addresses: [203.0.113.0/24]}]\n")
+	s.creates("web")
+	s.server.fault = func() fault { return lost }
+	for i := range 50 {
+		s.server.update("default/web", annotated(annotation.Addresses, fmt.Sprint("203.0.113.", 20+i)))
+		s.see("default/web")
+		assert.Error(t, s.reconcile(t.Context(), "default/web"))
+	}
+	assert.LessOrEqual(t, s.machine().Stats(s.clock).Pools[0].Assigned, 3.*ipam.MaxAddresses)
+	s.server.fault = nil
+	s.run()
+	s.pass(time.Minute)
+	s.has("web", "203.0.113.69", "True Allocated")
+	assert.Equal(t, 1., s.machine().Stats(s.clock).Pools[0].Assigned)
+	assert.Equal(t, 253., s.machine().Stats(s.clock).Pools[0].Free)
 }

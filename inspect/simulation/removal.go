@@ -28,7 +28,7 @@ func (n *Network) Without(node string, how Removal) *Network {
 	switch how {
 	case Drain:
 		left := after.Nodes[node]
-		left.Leaving = true
+		left.Labelled = true
 		after.Nodes[node] = left
 	case Lose:
 		delete(after.Speakers, node)

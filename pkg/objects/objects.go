@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"net/url"
 	"reflect"
 	"sync"
@@ -248,11 +249,16 @@ func Informer[E any, P Decodable[E], K any, T pointer[K]](kind Kind[E, P], clien
 const longestWait = 4 * time.Second
 
 // untilAnswered repeats a request until the API server answers, if it has answered before. A reflector waits longer and longer between
-// two attempts, and nobody would see what changes in the first minute in which the API server is back.
+// two attempts, and nobody would see what changes in the first minute in which the API server is back. What an ill API server, or a load
+// balancer before it, answers (5xx) is no answer.
 func untilAnswered[R any](ctx context.Context, before func() bool, request func() (R, error)) (R, error) {
 	for wait := time.Second; ; wait = min(2*wait, longestWait) {
 		answer, err := request()
-		if _, unanswered := errors.AsType[*url.Error](err); !unanswered || !before() || ctx.Err() != nil {
+		_, unanswered := errors.AsType[*url.Error](err)
+		if status, is := errors.AsType[*apierrors.StatusError](err); is && status.ErrStatus.Code >= http.StatusInternalServerError {
+			unanswered = !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) // then the reflector lists anew
+		}
+		if !unanswered || !before() || ctx.Err() != nil {
 			return answer, err
 		}
 		select {

@@ -110,9 +110,10 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (r roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return r(q) }
 
-// However long an API server was away, what has changed is known a few seconds after it is back.
+// However long an API server was away, or ill, what has changed is known a few seconds after it is back.
 func TestChangesAreKnownSoonAfterTheAPIServerIsBack(t *testing.T) {
-	for _, away := range []time.Duration{10 * time.Second, time.Minute, time.Hour} {
+	for i, away := range []time.Duration{10 * time.Second, time.Minute, time.Hour, 10 * time.Second, time.Minute, time.Hour} {
+		ill := i > 2
 		synctest.Test(t, func(t *testing.T) {
 			list := func(version string) []byte {
 				return encoded(t, &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: version},
@@ -126,6 +127,9 @@ func TestChangesAreKnownSoonAfterTheAPIServerIsBack(t *testing.T) {
 					return &http.Response{StatusCode: code, Body: body, Header: http.Header{"Content-Type": {kind}}, Request: q}, nil
 				}
 				switch query := q.URL.Query(); {
+				case gone.Load() && ill:
+					attempts++
+					return answer(http.StatusServiceUnavailable, http.NoBody, "text/plain")
 				case gone.Load():
 					attempts++
 					return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/btree"
+
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/reason"
 )
@@ -93,7 +95,7 @@ func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes
 		return PodRoutes{}
 	}
 	routes := PodRoutes{Mode: c.Routes.Mode, Routes: map[netip.Prefix]PodRoute{}}
-	for _, p := range podCIDRs(self, c, nodes) {
+	for _, p := range podCIDRs(c, nodes) {
 		n, other := nodes[p.node], p.node != self
 		via := n.address(p.prefix.Addr().Is4())
 		if other && c.Routes.Mode != config.RoutesKernel {
@@ -114,28 +116,14 @@ func PodRoutesOf(self string, c *config.Config, nodes map[string]Node) PodRoutes
 	return routes
 }
 
-// podCIDRs returns pod CIDRs, checked and ordered by node: in mode kernel those of all nodes, in mode bgp
-// those of the node itself and the CIDRs that overlap them.
-func podCIDRs(self string, c *config.Config, nodes map[string]Node) []*podCIDR {
+// podCIDRs returns the pod CIDRs of all nodes, checked and ordered by node.
+func podCIDRs(c *config.Config, nodes map[string]Node) []*podCIDR {
 	var all, sound []*podCIDR
-	add := func(p *podCIDR) {
-		all = append(all, p)
-		if p.refused == "" {
-			sound = append(sound, p)
-		}
-	}
-	for _, text := range nodes[self].PodCIDRs {
-		add(readPodCIDR(self, text, c))
-	}
-	own := slices.Clone(sound)
 	for name, n := range nodes {
-		if name == self {
-			continue
-		}
 		for _, text := range n.PodCIDRs {
 			p := readPodCIDR(name, text, c)
-			if c.Routes.Mode == config.RoutesKernel || slices.ContainsFunc(own, func(q *podCIDR) bool { return p.prefix.Overlaps(q.prefix) }) {
-				add(p)
+			if all = append(all, p); p.refused == "" {
+				sound = append(sound, p)
 			}
 		}
 	}
@@ -217,30 +205,24 @@ func (p *podCIDR) refuseNode(name string, a netip.Addr) {
 	}
 }
 
-// refuseTaken refuses the CIDRs that overlap the CIDR of an older node.
+// refuseTaken refuses the CIDRs that overlap the CIDR of an older node which is not refused itself.
 func refuseTaken(all []*podCIDR, nodes map[string]Node) {
 	all = slices.DeleteFunc(all, func(p *podCIDR) bool { return p.refused != "" })
-	byAge := func(a, b *podCIDR) int { return cmp.Or(older(nodes, a.node, b.node), cmp.Compare(a.text, b.text)) }
-	slices.SortFunc(all, func(a, b *podCIDR) int {
-		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()), byAge(a, b))
-	})
-	var around []*podCIDR // the CIDRs that contain the current one: two prefixes are nested or disjoint
+	slices.SortFunc(all, func(a, b *podCIDR) int { return cmp.Or(older(nodes, a.node, b.node), cmp.Compare(a.text, b.text)) })
+	// None of these overlaps another one, so what overlaps a prefix begins next before or after its beginning, or there.
+	taken := btree.NewG(32, func(a, b *podCIDR) bool { return a.prefix.Addr().Less(b.prefix.Addr()) })
 	for _, p := range all {
-		for len(around) > 0 && !contains(around[len(around)-1].prefix, p.prefix) {
-			around = around[:len(around)-1]
-		}
-		for _, outer := range around {
-			young, old := p, outer
-			if byAge(p, outer) < 0 {
-				young, old = outer, p
+		refuseOverlap := func(old *podCIDR) bool {
+			if p.refused == "" && old.prefix.Overlaps(p.prefix) {
+				p.refuse(CIDRTaken, "the pod CIDR %s of node %s overlaps %s of node %s, which is older: give one of them another", p.text, p.node,
+					old.text, old.node)
 			}
-			if young.refused == "" {
-				young.refuse(CIDRTaken, "the pod CIDR %s of node %s overlaps %s of node %s, which is older: give one of them another", young.text,
-					young.node, old.text, old.node)
-			}
+			return false
 		}
-		if len(around) == 0 || around[len(around)-1].prefix != p.prefix {
-			around = append(around, p) // the oldest of the same ones
+		taken.DescendLessOrEqual(p, refuseOverlap)
+		taken.AscendGreaterOrEqual(p, refuseOverlap)
+		if p.refused == "" {
+			taken.ReplaceOrInsert(p)
 		}
 	}
 }

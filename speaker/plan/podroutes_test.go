@@ -180,6 +180,12 @@ func TestPodRoutesProperties(t *testing.T) {
 			require.Equal(t, prefix.Masked(), prefix)
 			require.GreaterOrEqual(t, prefix.Bits(), 8)
 		}
+		for _, r := range plan.PodRoutesOf("n0", kernelRoutes(), nodes).Refused {
+			if r.Reason == plan.CIDRTaken {
+				overlaps := func(other netip.Prefix) bool { return other.Overlaps(netip.MustParsePrefix(r.CIDR)) }
+				require.True(t, slices.ContainsFunc(slices.Collect(maps.Keys(whole)), overlaps), "%s overlaps nothing that a node has", r.CIDR)
+			}
+		}
 		for self := range nodes {
 			announced := plan.PodRoutesOf(self, &config.Config{Routes: &config.Routes{Mode: config.RoutesBGP}}, nodes)
 			require.Equal(t, plan.PodRoutesOf(self, kernelRoutes(), nodes).Own, announced.Own, "what %s announces", self)

@@ -164,8 +164,13 @@ func (r *replica) follow() {
 		r.followLeases()
 	}
 	if effects.Retry {
-		r.tryAgain((*ledger.Ledger).Retry)
+		r.tryAgain(retry)
 	}
+}
+
+func retry(l *ledger.Ledger, now time.Time) []string {
+	names, _ := l.Retry(now)
+	return names
 }
 
 // tryAgain tries Services that wait, and again when the next address becomes free.
@@ -181,7 +186,7 @@ func (r *replica) tryAgain(due func(*ledger.Ledger, time.Time) []string) {
 	r.after(when-r.now, func() {
 		if r.alarm == when {
 			r.alarm = 0
-			r.tryAgain((*ledger.Ledger).Retry)
+			r.tryAgain(retry)
 		}
 	})
 }

@@ -19,6 +19,7 @@ type source interface {
 	Set(want []dhcp.Client)
 	Current() map[string]dhcp.State
 	Changed() <-chan struct{}
+	ExtendOnly()
 	Run(ctx context.Context) error
 }
 
@@ -79,6 +80,16 @@ func (k *Keeper) Set(want map[string][]ledger.LeaseClient) {
 		c.Set(clients)
 	}
 	notify.Wake(k.wake)
+}
+
+// ExtendOnly has the clients extend the leases that there are, and ask for no others. It is for a process that leads no more, and does
+// not know which Services there are.
+func (k *Keeper) ExtendOnly() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.clients {
+		c.ExtendOnly()
+	}
 }
 
 // Current implements servicelb.Leases.

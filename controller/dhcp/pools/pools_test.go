@@ -50,6 +50,8 @@ func (j *journal) take() []string {
 
 func (f *fake) Set(want []dhcp.Client) { f.log.write("%s wants %v", f.name, want) }
 
+func (f *fake) ExtendOnly() { f.log.write("%s extends only", f.name) }
+
 func (f *fake) Current() map[string]dhcp.State {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -134,7 +134,7 @@ func (c *cluster) work(names []string) {
 			c.write(name)
 		}
 		c.follow()
-		if names = c.Retry(c.now); len(names) == 0 {
+		if names, _ = c.Retry(c.now); len(names) == 0 {
 			return
 		}
 	}
@@ -213,7 +213,11 @@ func history(t *rapid.T) string {
 			c.now = c.now.Add(time.Duration(rapid.IntRange(1, 200).Draw(t, "seconds")) * time.Second)
 		},
 		"waiting": func(*rapid.T) { c.follow(); c.work(c.Due(c.now)) },
-		"retry":   func(*rapid.T) { c.follow(); c.say("retry", c.Retry(c.now)) },
+		"retry": func(*rapid.T) {
+			c.follow()
+			names, _ := c.Retry(c.now)
+			c.say("retry", names)
+		},
 		"restart": func(*rapid.T) {
 			c.leases = map[string]map[string]LeaseState{}
 			c.restart()
@@ -290,6 +294,7 @@ func TestServicesThatLackAFamilyAreOneClass(t *testing.T) {
 	c.look("default/six")
 	c.now = c.now.Add(time.Minute)
 	c.follow()
-	require.Equal(t, []string{"default/web-0"}, c.Retry(c.now))
+	names, _ = c.Retry(c.now)
+	require.Equal(t, []string{"default/web-0"}, names)
 	require.Len(t, c.waiters.classes, 2)
 }

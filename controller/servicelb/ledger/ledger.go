@@ -31,6 +31,7 @@ package ledger
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -254,10 +255,19 @@ func (l *Ledger) keep(svc *corev1.Service, labels map[string]string, now time.Ti
 	return v, condition == nil || shown
 }
 
+// maxLeaving is how many addresses a Service may have given back without its object having been written. Its object may not take a
+// write, or change before each one: without a bound such a Service would take a whole pool, or the memory.
+const maxLeaving = 2 * ipam.MaxAddresses
+
 // allocate gives the Service what it asks for, or returns the refusal. If the Service was
 // given an address moments ago and another host has it, the Service gets another address. If
 // there is no other, it keeps the address.
 func (l *Ledger) allocate(a *account, req ipam.Request, now time.Time) (left []clusterfacts.Conflict, refusal *ipam.Refusal) {
+	if n := len(l.held.Holds(a.leaving.UID)); n >= maxLeaving {
+		l.held.abide(a, req, now)
+		return nil, &ipam.Refusal{Reason: ReleasePending,
+			Message: fmt.Sprintf("it has given back %d addresses that its object may still show, because the object could not be written", n)}
+	}
 	if a.obstacle != nil && len(req.Addresses) == 0 {
 		if l.held.adopt(a, req, now); a.obstacle != nil {
 			return nil, a.obstacle

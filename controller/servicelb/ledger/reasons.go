@@ -16,6 +16,8 @@ const (
 	AddressConflict ipam.Reason = "AddressConflict"
 	// LeasePending ends when a DHCP server leases an address for the Service.
 	LeasePending ipam.Reason = "LeasePending"
+	// ReleasePending ends when the object of the Service has been written.
+	ReleasePending ipam.Reason = "ReleasePending"
 )
 
 // EventReason is a stable code in the condition and the Events of a Service. The other codes
@@ -83,5 +85,9 @@ func Refusals() reason.Texts[ipam.Reason] {
 		LeasePending: {Cause: "The pool leases its addresses (dhcp), and the DHCP server has not leased one for the Service.",
 			Cure: "Wait for the DHCP server, or see its answer in the Service's condition " + annotation.ConditionAllocated + ".",
 			Keys: []string{"pools[].dhcp"}},
+		ReleasePending: {Cause: "The Service was edited again and again while its object could not be written, and keeps what it has until " +
+			"that is possible: others must not get what it may still show.",
+			Cure: "See the controller's log for why it cannot be written, such as annotations that are full (256 KiB); or wait for the API " +
+				"server."},
 	}
 }

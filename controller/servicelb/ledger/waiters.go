@@ -166,13 +166,14 @@ func (l *Ledger) Relabeled(labels func(namespace string) map[string]string) []st
 
 // Retry gives addresses that have become free to Services that wait, the oldest first, and
 // returns the Services whose answer is new, oldest first. Of a class that is refused it asks
-// for one Service only, because only the figures in the refusals of the others would change.
-func (l *Ledger) Retry(now time.Time) []string {
+// for one Service only, because only the figures in the refusals of the others would change. undecided is set if
+// it is Ensure that decides what some of them get.
+func (l *Ledger) Retry(now time.Time) (names []string, undecided bool) {
 	if l.takeStock(now) {
-		return l.Due(now)
+		return l.Due(now), true
 	}
 	if l.Config == nil {
-		return nil
+		return nil, false
 	}
 	askAgain := func(a *account) (got, isNew bool) {
 		before := l.held.Holds(a.owner.UID)
@@ -190,7 +191,8 @@ func (l *Ledger) Retry(now time.Time) []string {
 		some, more = l.waiters.round(askAgain)
 		due = append(due, some...)
 	}
-	return namesOf(due)
+	undecided = slices.ContainsFunc(due, func(a *account) bool { return l.leasing.mayDraw(a.asked) })
+	return namesOf(due), undecided
 }
 
 // takeStock finds out when the next address becomes free. If something that decisions depend on

@@ -215,7 +215,7 @@ func TestThePageShowsTheClusterAndFollowsIt(t *testing.T) {
 	assert.EqualValues(t, 4, is[int](w, `document.querySelectorAll(".pool").length`))
 	w.picture("light")
 
-	s.trigger(t, "session 3 hold timer expired: nothing was heard for 90s")
+	s.trigger(t, "session 3 hold timer expired: the router was not heard for 1m30s")
 	w.becomes("the page shows that the session is down", text+`.includes("worker-03 has no session with tor-b: hold timer expired")`)
 	w.becomes("what is wrong comes first", `document.querySelector(".node button").textContent === "worker-03"`)
 	s.trigger(t, "speaker 5 down")

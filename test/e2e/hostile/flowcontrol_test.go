@@ -65,6 +65,8 @@ func TestOursDoNotWaitBehindTenants(t *testing.T) {
 		{controller, leases + "/" + controller, "lodestone-leader-election", "leader-election"},
 		{controller, leases, "lodestone", "workload-high"},
 		{controller, "/api/v1/services", "lodestone", "workload-high"},
+		{controller, "/version", "lodestone", "workload-high"},
+		{speaker, "/version", "lodestone", "workload-high"},
 		{speaker, leases + "/" + controller, "lodestone", "workload-high"},
 		{speaker, "/apis/discovery.k8s.io/v1/endpointslices?watch=true&timeoutSeconds=1", "lodestone", "workload-high"},
 	} {

@@ -155,7 +155,7 @@ func TestStoryOfAPeerThatIsDown(t *testing.T) {
 	l := object[*coordinationv1.Lease](w, annotation.SpeakerLeasePrefix+"n1")
 	r := report.Of(l.Annotations)
 	r.Sessions[0] = report.Session{Peer: "tor-a", Since: ago(7 * time.Minute), BFD: "Down",
-		Message: "hold timer expired: nothing was heard for 90s"}
+		Message: "hold timer expired: the router was not heard for 1m30s"}
 	l.Annotations = r.Annotations()
 	w.ask("explain-peer-down.txt", ExitFound, "explain", "peer", "tor-a")
 	assert.Contains(t, w.ask("", ExitFound, "explain", "node", "n2"), "\nKeys        peers[].localASN, lodestone.io/bgp-asn\n")

@@ -50,7 +50,7 @@ func TestStatusOfABadNight(t *testing.T) {
 	w.drop("lodestone-speaker-n3")
 	w.drop("lodestone-speaker-n1")
 	down := report.Session{Peer: "tor-a", Router: netip.MustParseAddr("192.0.2.1"), Since: ago(90 * time.Second), BFD: "Down",
-		Message: "hold timer expired: nothing was heard for 90s"}
+		Message: "hold timer expired: the router was not heard for 1m30s"}
 	w.add(pod("speaker", "n1", "v0.4.0", true), pod("speaker", "n2", "v0.3.0", false),
 		lease("n1", map[string]string{annotation.Report: `{"segments": ["203.0.113.0/24 eth0"], "conflicts": ["203.0.113.10 02:00:00:00:00:0c announced"]}`}, down))
 	crashed := object[*corev1.Pod](w, "lodestone-speaker-n2")

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -62,7 +63,7 @@ func (m *making) publish(p published, e entry) error {
 			return fmt.Errorf("sign %s: %w", p, err)
 		}
 		// The tag is where cosign looks for signatures of the digest.
-		about := map[string]string{refName: digest.Algorithm + "-" + digest.Hex + ".sig", kind: kindSigs}
+		about := map[string]string{refName: signatureTag(digest.String()), kind: kindSigs}
 		if err := add(path, entry{image: signature}, about); err != nil {
 			return fmt.Errorf("write the layout %s: %w", p.layout, err)
 		}
@@ -143,3 +144,6 @@ func signatureImage(text []byte, signature string) (v1.Image, error) {
 		Annotations: map[string]string{"dev.cosignproject.cosign/signature": signature},
 	})
 }
+
+// signatureTag returns the tag at which cosign looks for the signature of what has the digest.
+func signatureTag(digest string) string { return strings.Replace(digest, ":", "-", 1) + ".sig" }

@@ -34,8 +34,9 @@ func Push(ctx context.Context, dist, registry, publicKey string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	origin := path.Dir(list[0].repository)
-	for _, p := range list {
+	origin, layouts := path.Dir(list[0].repository), make([]map[string]entry, len(list))
+	for i := range list {
+		p := &list[i]
 		place := strings.TrimPrefix(p.repository, origin+"/")
 		p.repository = registry + "/" + place
 		switch {
@@ -46,7 +47,12 @@ func Push(ctx context.Context, dist, registry, publicKey string, out io.Writer) 
 		default:
 			p.layout = filepath.Join(imagesFolder, place)
 		}
-		if err := p.push(ctx, filepath.Join(dist, p.layout)); err != nil {
+		if layouts[i], err = p.entries(filepath.Join(dist, p.layout)); err != nil {
+			return err
+		}
+	}
+	for i, p := range list {
+		if err := p.push(ctx, layouts[i]); err != nil {
 			return err
 		}
 		fmt.Fprintln(out, p)
@@ -54,31 +60,9 @@ func Push(ctx context.Context, dist, registry, publicKey string, out io.Writer) 
 	return nil
 }
 
-// push pushes all of a layout, which are the thing itself and its signature.
-func (p published) push(ctx context.Context, dir string) error {
-	index, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		return fmt.Errorf("read the layout of %s: %w", p, err)
-	}
-	manifest, err := index.IndexManifest()
-	if err != nil {
-		return fmt.Errorf("read the layout of %s: %w", p, err)
-	}
-	listed := false
-	for _, d := range manifest.Manifests {
-		e, err := entryOf(index, d)
-		if err != nil {
-			return fmt.Errorf("read the layout of %s: %w", p, err)
-		}
-		digest, err := e.digest()
-		if err != nil {
-			return fmt.Errorf("read the layout of %s: %w", p, err)
-		}
-		tag := d.Annotations[refName]
-		if tag == p.tag && digest.String() != p.digest {
-			return fmt.Errorf("%s has %s, and images.txt lists %s: the layout was changed, take that of the release", dir, digest, p)
-		}
-		listed = listed || tag == p.tag
+// push pushes all of a layout.
+func (p published) push(ctx context.Context, entries map[string]entry) error {
+	for tag, e := range entries {
 		place, err := name.NewTag(p.repository + ":" + tag)
 		if err != nil {
 			return fmt.Errorf("%s is no place in a registry: %w", p, err)
@@ -95,10 +79,44 @@ func (p published) push(ctx context.Context, dir string) error {
 			return fmt.Errorf("push %s: %w", place, err)
 		}
 	}
-	if !listed {
-		return fmt.Errorf("%s has no %s, which images.txt lists: take the layout of the release", dir, p.tag)
-	}
 	return nil
+}
+
+// entries returns what a layout has, by tag: the thing that is listed and its signature. It refuses a layout with anything else, which
+// nobody has signed, and which could take the place of something in the registry.
+func (p published) entries(dir string) (map[string]entry, error) {
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the layout of %s: %w", p, err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, fmt.Errorf("read the layout of %s: %w", p, err)
+	}
+	all := map[string]entry{}
+	for _, d := range manifest.Manifests {
+		e, err := entryOf(index, d)
+		if err != nil {
+			return nil, fmt.Errorf("read the layout of %s: %w", p, err)
+		}
+		digest, err := e.digest()
+		if err != nil {
+			return nil, fmt.Errorf("read the layout of %s: %w", p, err)
+		}
+		switch tag := d.Annotations[refName]; {
+		case tag == p.tag && digest.String() != p.digest:
+			return nil, fmt.Errorf("%s has %s, and images.txt lists %s: the layout was changed, take that of the release", dir, digest, p)
+		case tag == p.tag, tag == signatureTag(p.digest):
+			all[tag] = e
+		default:
+			return nil, fmt.Errorf("%s has %q, which is neither %s nor its signature: the layout was changed, take that of the release",
+				dir, tag, p)
+		}
+	}
+	if _, listed := all[p.tag]; !listed {
+		return nil, fmt.Errorf("%s has no %s, which images.txt lists: take the layout of the release", dir, p.tag)
+	}
+	return all, nil
 }
 
 func entryOf(all v1.ImageIndex, d v1.Descriptor) (e entry, err error) {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/stretchr/testify/require"
 )
@@ -73,6 +75,11 @@ func TestPushRefusesWhatIsNotTheRelease(t *testing.T) {
 		blob := strings.TrimPrefix(topDigest(t, r, "images/lodestone-controller"), "sha256:")
 		tamper(t, filepath.Join(dist, "images/lodestone-controller/blobs/sha256", blob))
 	}), own, "lodestone-controller")
+	refuse(copied(func(dist string) { // a chart of somebody else, which would take the place of the one that is signed
+		at, err := layout.FromPath(filepath.Join(dist, chartLayout))
+		require.NoError(t, err)
+		require.NoError(t, at.AppendImage(empty.Image, layout.WithAnnotations(map[string]string{refName: "latest"})))
+	}), own, `has "latest", which is neither `)
 	refuse(t.TempDir(), "", "make release writes it")
 
 	hub.Close()

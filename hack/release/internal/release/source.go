@@ -46,6 +46,9 @@ func Open(ctx context.Context, root, version string, allowDirty bool) (Source, e
 		return Source{}, fmt.Errorf("the checkout %s has changes that are in no commit; commit or remove them:\n%s",
 			root, strings.Join(lines, "\n"))
 	}
+	if err := checkIgnored(ctx, root); err != nil && !allowDirty {
+		return Source{}, err
+	}
 	stamp, err := git(ctx, root, "log", "-1", "--format=%cI")
 	if err != nil {
 		return Source{}, err
@@ -55,6 +58,19 @@ func Open(ctx context.Context, root, version string, allowDirty bool) (Source, e
 		return Source{}, fmt.Errorf("the time of commit %s: %w", commit, err)
 	}
 	return Source{Root: root, Version: version, Commit: commit, Date: date.UTC(), Stamp: stamp}, nil
+}
+
+// checkIgnored refuses files that git ignores and that Helm or Go would take into the release all the same.
+func checkIgnored(ctx context.Context, root string) error {
+	paths := []string{"ls-files", "--others", "--ignored", "--exclude-standard", "--", chartFolder}
+	for _, folder := range []string{"cmd", "controller", "inspect", "ipam", "pkg", "speaker"} {
+		paths = append(paths, folder+"/*.go")
+	}
+	ignored, err := git(ctx, root, paths...)
+	if err == nil && ignored != "" {
+		err = fmt.Errorf("the checkout %s has files that git ignores, and that would be in the release; remove them:\n%s", root, ignored)
+	}
+	return err
 }
 
 // checkVersion accepts a version with all three numbers and without build metadata,
