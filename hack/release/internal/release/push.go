@@ -60,9 +60,13 @@ func Push(ctx context.Context, dist, registry, publicKey string, out io.Writer) 
 	return nil
 }
 
-// push pushes all of a layout.
+// push pushes all of a layout: the thing itself, and its signature, if there is one.
 func (p published) push(ctx context.Context, entries map[string]entry) error {
-	for tag, e := range entries {
+	for _, tag := range []string{p.tag, signatureTag(p.digest)} {
+		e, has := entries[tag]
+		if !has {
+			continue
+		}
 		place, err := name.NewTag(p.repository + ":" + tag)
 		if err != nil {
 			return fmt.Errorf("%s is no place in a registry: %w", p, err)
