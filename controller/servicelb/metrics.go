@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // The metrics of pools and Services.
@@ -92,7 +93,7 @@ func (m metrics) collect(l *lockedLedger, ready bool, ch chan<- prometheus.Metri
 		gauge(poolAddresses, p.Quarantined, p.Pool, family, "quarantined")
 		gauge(poolAddresses, p.Conflicted, p.Pool, family, "conflicted")
 		gauge(poolAddresses, p.Reserved, p.Pool, family, "reserved")
-		gauge(poolDraining, truth(p.Draining), p.Pool, family)
+		gauge(poolDraining, kube.OneIf(p.Draining), p.Pool, family)
 	}
 	for state, n := range s.Services {
 		gauge(services, n, state)
@@ -106,16 +107,8 @@ func (m metrics) collect(l *lockedLedger, ready bool, ch chan<- prometheus.Metri
 			gauge(leases, count[state], pool, state)
 		}
 	}
-	gauge(primed, truth(ready))
+	gauge(primed, kube.OneIf(ready))
 	for _, c := range m.counted() {
 		c.Collect(ch)
 	}
-}
-
-// truth is how metrics have what is so or not.
-func truth(so bool) float64 {
-	if so {
-		return 1
-	}
-	return 0
 }

@@ -430,13 +430,14 @@ func (s *Status) allocation(o *cluster.Objects) {
 	for _, svc := range o.Services {
 		name := ledger.NameOf(svc)
 		v, served := a.Verdicts[name]
+		refused := kube.Refused(svc)
 		switch {
 		case !served:
 		case v.Refusal != nil:
 			wait(string(v.Refusal.Reason), name, v.Refusal.Message)
 		case shown(svc, v):
-		case kube.Refused(svc) != nil: // it may know more than we do, as which addresses other hosts had
-			wait(kube.Refused(svc).Reason, name, kube.Refused(svc).Message)
+		case refused != nil: // it may know more than we do, as which addresses other hosts had
+			wait(refused.Reason, name, refused.Message)
 		default:
 			wait(Unassigned, name, "the controller is to write their addresses into the Services, and has not yet")
 		}

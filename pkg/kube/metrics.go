@@ -33,15 +33,16 @@ func (w *ConfigWatcher) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	cfg, state := w.Current()
-	gauge(configValid, oneIf(state.Read && state.Err == nil))
-	gauge(configRestored, oneIf(state.Restored))
+	gauge(configValid, OneIf(state.Read && state.Err == nil))
+	gauge(configRestored, OneIf(state.Restored))
 	if cfg != nil {
 		gauge(configApplied, float64(state.Since.UnixMilli())/1e3)
 		gauge(configInfo, 1, cfg.Digest)
 	}
 }
 
-func oneIf(is bool) float64 {
+// OneIf returns how a metric has what is so (1) or not (0).
+func OneIf(is bool) float64 {
 	if is {
 		return 1
 	}
