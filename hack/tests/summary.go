@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,8 @@ const slow = 10 * time.Second
 // excerpt is how many bytes of a failed test's output are printed again at the
 // end, so that the end alone has the reason.
 const excerpt = 800
+
+var panicked = regexp.MustCompile(`(?m)^(panic|fatal error): `)
 
 // event is one line of test2json.
 type event struct {
@@ -43,6 +46,8 @@ type summary struct {
 	passed, failed, skipped int
 	// output is what unfinished tests and packages have printed.
 	output map[key]*strings.Builder
+	// paused are the tests that wait until those that are not parallel have ended.
+	paused map[key]bool
 	// tests counts the finished tests of each package, bad the failed ones.
 	tests, bad map[string]int
 	// failures are the last lines of what failed.
@@ -50,7 +55,7 @@ type summary struct {
 }
 
 func newSummary(out io.Writer) *summary {
-	return &summary{out: out, output: map[key]*strings.Builder{}, tests: map[string]int{}, bad: map[string]int{}}
+	return &summary{out: out, output: map[key]*strings.Builder{}, paused: map[key]bool{}, tests: map[string]int{}, bad: map[string]int{}}
 }
 
 // read reads the events of `go test -json`, and reports whether one is that something has failed.
@@ -83,6 +88,10 @@ func (s *summary) add(e event) {
 			s.began(e.Package)
 		}
 		s.output[k] = &strings.Builder{}
+	case "pause":
+		s.paused[k] = true
+	case "cont":
+		delete(s.paused, k)
 	case "output", "build-output":
 		if s.output[k] == nil {
 			s.output[k] = &strings.Builder{}
@@ -107,10 +116,8 @@ func (s *summary) finishTest(k key, e event) {
 	took := time.Duration(e.Elapsed * float64(time.Second))
 	switch e.Action {
 	case "fail":
-		s.failed++
-		s.bad[k.pkg]++
 		fmt.Fprintf(s.out, "FAIL %s %s\n%s", k.pkg, k.test, output)
-		s.failures = append(s.failures, fmt.Sprintf("failed: %s %s\n%s", k.pkg, k.test, end(output)))
+		s.fail(k.pkg, 1, fmt.Sprintf(" %s\n%s", k.test, end(output)))
 	case "skip":
 		s.skipped++
 		fmt.Fprintf(s.out, "SKIP %s %s\n%s", k.pkg, k.test, output)
@@ -124,16 +131,23 @@ func (s *summary) finishTest(k key, e event) {
 }
 
 func (s *summary) finishPackage(k key, e event) {
-	// A test that is still running when its package ends did not pass.
-	for _, running := range s.running(k.pkg) {
-		s.finishTest(running, event{Action: "fail"})
+	// A test that has not ended when its package ends did not pass. Those that wait for their turn have nothing to print.
+	waiting, running := 0, false
+	for _, test := range s.unfinished(k.pkg) {
+		if s.paused[test] {
+			waiting++
+			continue
+		}
+		running = true
+		s.finishTest(test, event{Action: "fail"})
 	}
-	if e.Action == "fail" && s.bad[k.pkg] == 0 {
-		// It did not build, panicked outside of a test, or timed out.
-		s.failed++
-		s.bad[k.pkg]++
-		fmt.Fprintf(s.out, "%s", s.output[k])
-		s.failures = append(s.failures, fmt.Sprintf("failed: %s\n%s", k.pkg, end(s.output[k])))
+	if waiting > 0 {
+		s.fail(k.pkg, waiting, fmt.Sprintf(" ended before the turn of %d tests\n", waiting))
+	}
+	if output := s.output[k]; e.Action == "fail" && (running && output != nil || s.bad[k.pkg] == 0) {
+		// It did not build, panicked, or timed out.
+		fmt.Fprintf(s.out, "%s", output)
+		s.fail(k.pkg, max(0, 1-s.bad[k.pkg]), "\n"+end(output))
 	}
 	s.raced(s.output[k])
 	delete(s.output, k)
@@ -141,6 +155,13 @@ func (s *summary) finishPackage(k key, e event) {
 		fmt.Fprintf(s.out, "%-4s %s (%d tests, %.1fs)\n", map[bool]string{true: "ok", false: "FAIL"}[s.bad[k.pkg] == 0], k.pkg,
 			s.tests[k.pkg], e.Elapsed)
 	}
+}
+
+// fail counts failed tests of the package. The text, which follows the package's name, is for the end of what is printed.
+func (s *summary) fail(pkg string, tests int, text string) {
+	s.failed += tests
+	s.bad[pkg] += tests
+	s.failures = append(s.failures, "failed: "+pkg+text)
 }
 
 // raced prints an output that has the report of a data race. All tests that run at that moment fail, and the report may
@@ -151,8 +172,8 @@ func (s *summary) raced(output *strings.Builder) {
 	}
 }
 
-// running are the tests of the package that have not ended, by name.
-func (s *summary) running(pkg string) []key {
+// unfinished are the tests of the package that have not ended, by name.
+func (s *summary) unfinished(pkg string) []key {
 	var keys []key
 	for k := range s.output {
 		if k.pkg == pkg && k.test != "" {
@@ -163,12 +184,15 @@ func (s *summary) running(pkg string) []key {
 	return keys
 }
 
-// end returns the last lines of an output, with a mark if there is more.
+// end returns the last lines of an output, or those around a panic, after which come the stacks of all goroutines.
 func end(output *strings.Builder) string {
 	if output == nil {
 		return ""
 	}
 	text := output.String()
+	if at := panicked.FindStringIndex(text); at != nil && len(text) > at[0]+excerpt/2 {
+		text = text[:at[0]+excerpt/2] + "[...]\n"
+	}
 	if len(text) <= excerpt {
 		return text
 	}

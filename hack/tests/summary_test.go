@@ -60,6 +60,24 @@ func TestSummary(t *testing.T) {
 			want: "FAIL p TestA\npanic: timed out\nFAIL p (1 tests, 0.0s)\nfailed: p TestA\npanic: timed out\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
+			name: "a panic is shown, and not each test that it kept from running",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"=== PAUSE TestA\n"}
+{"Action":"pause","Package":"p","Test":"TestA"}
+{"Action":"run","Package":"p","Test":"TestB"}
+{"Action":"pause","Package":"p","Test":"TestB"}
+{"Action":"cont","Package":"p","Test":"TestB"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"got 1, want 2\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"panic: no disco\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"` + strings.Repeat("x", excerpt) + `\n"}
+{"Action":"output","Package":"p","Output":"FAIL p 1s\n"}
+{"Action":"fail","Package":"p"}`,
+			want: "FAIL p TestB\ngot 1, want 2\npanic: no disco\n" + strings.Repeat("x", excerpt) +
+				"\nFAIL p 1s\nFAIL p (1 tests, 0.0s)\nfailed: p TestB\ngot 1, want 2\npanic: no disco\n" +
+				strings.Repeat("x", excerpt/2-len("panic: no disco\n")) +
+				"[...]\nfailed: p ended before the turn of 1 tests\nfailed: p\nFAIL p 1s\n0 passed, 2 failed, 0 skipped\n",
+		},
+		{
 			name: "a package that does not build is a failed test",
 			events: `{"ImportPath":"p [p.test]","Action":"build-output","Output":"p.go:1: broken\n"}
 {"ImportPath":"p [p.test]","Action":"build-fail"}

@@ -13,7 +13,7 @@ import (
 
 // Places is how many labs a machine has room for. They are independent: they have the same
 // addresses, and the names of all shared resources have the number of the place.
-const Places = 3
+const Places = 4
 
 // place is where on the machine a lab is: 1 to Places.
 type place int
