@@ -81,6 +81,13 @@ func (hs *holdings) newHolder(id identity) *holder {
 // forget ends a holder that holds nothing any more.
 func (hs *holdings) forget(h *holder) { delete(hs.byUID, h.owner.UID) }
 
+// drop takes an address that a holder has left from what it holds.
+func (hs *holdings) drop(h *holder, g *holding) {
+	if h.holdings = slices.DeleteFunc(h.holdings, func(other *holding) bool { return other == g }); len(h.holdings) == 0 {
+		hs.forget(h)
+	}
+}
+
 // begin makes a holding of an address that has none. It has no tenants yet.
 func (hs *holdings) begin(addr netip.Addr, s *space) *holding {
 	g := &holding{addr: addr, space: s}

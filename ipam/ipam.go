@@ -69,7 +69,6 @@ package ipam
 import (
 	"cmp"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -218,6 +217,42 @@ func (a *Allocator) Release(uid string, now time.Time) []netip.Addr {
 	return freed
 }
 
+// Leave takes one address from the owner, as Release takes all, and reports whether it held it.
+func (a *Allocator) Leave(uid string, addr netip.Addr, now time.Time) bool {
+	a.tick(now)
+	h, g := a.holdings.byUID[uid], a.holdings.at[canonical(addr)]
+	if h == nil || g == nil || g.tenant(h) == nil {
+		return false
+	}
+	a.leave(g, h)
+	a.holdings.drop(h, g)
+	return true
+}
+
+// Transfer makes another owner hold an address in place of the first, with its terms, since when it did, and by the pool for which
+// it asked. The two are one Service to others: they have the same name. What the other one holds already stays as it is. Nothing
+// happens if the first does not hold the address.
+func (a *Allocator) Transfer(addr netip.Addr, uid string, to Owner) {
+	h, g := a.holdings.byUID[uid], a.holdings.at[canonical(addr)]
+	if h == nil || g == nil || g.tenant(h) == nil {
+		return
+	}
+	heir := a.holdings.byUID[to.UID]
+	if heir == nil {
+		heir = a.holdings.newHolder(identify(to))
+	}
+	if g.tenant(heir) == nil {
+		t := g.tenant(h)
+		g.users.remove(h, t.terms)
+		g.users.add(heir, t.terms)
+		t.holder = heir
+		heir.holdings = append(heir.holdings, g)
+	} else {
+		a.holdings.leave(g, h)
+	}
+	a.holdings.drop(h, g)
+}
+
 // Revoke takes an address whose lease is over from all its holders. It is free at once.
 func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 	a.tick(now)
@@ -229,9 +264,7 @@ func (a *Allocator) Revoke(addr netip.Addr, now time.Time) {
 	for len(g.tenants) > 0 {
 		h := g.tenants[0].holder
 		a.leave(g, h)
-		if h.holdings = slices.DeleteFunc(h.holdings, func(other *holding) bool { return other == g }); len(h.holdings) == 0 {
-			a.holdings.forget(h)
-		}
+		a.holdings.drop(h, g)
 	}
 	if r := a.quarantine.at[addr]; r != nil {
 		a.free(r)

@@ -35,6 +35,38 @@ func TestServicesOfOneKeyShareAnAddress(t *testing.T) {
 	s.gets("default/web", "lan/198.18.0.3", shares("k", "80"))
 }
 
+// An address passes from one owner to another of the same Service, with its terms.
+func TestTransfer(t *testing.T) {
+	s := begin(t, pool("lan", "198.18.0.0/29"))
+	addr := netip.MustParseAddr("198.18.0.0")
+	s.gets("default/web", "lan/198.18.0.0", shares("k", "80"))
+	s.gets("default/api", "lan/198.18.0.0", shares("k", "443"))
+	since := s.HeldSince(owner("default/web").UID, addr)
+	heir := ipam.Owner{UID: "heir", Name: "default/web"}
+	s.now = s.now.Add(time.Minute)
+	for range 2 { // the second time it holds nothing
+		s.Transfer(addr, owner("default/web").UID, heir)
+		assert.Empty(t, s.Holds(owner("default/web").UID))
+		assert.Equal(t, []ipam.Owner{heir, owner("default/api")}, s.HoldersOf(addr))
+		assert.Equal(t, since, s.HeldSince(heir.UID, addr))
+	}
+	s.refused("default/x", ipam.SharingConflict,
+		"port TCP/80 of 198.18.0.0 is used by default/web: use another port or another sharing key", shares("k", "80"))
+	s.gets("default/web", "lan/198.18.0.0", shares("k", "80")) // both are one Service
+	s.Transfer(addr, owner("default/web").UID, heir)
+	assert.Equal(t, []ipam.Owner{heir, owner("default/api")}, s.HoldersOf(addr))
+
+	assert.False(t, s.Leave(owner("default/web").UID, addr, s.now))
+	assert.True(t, s.Leave(heir.UID, addr, s.now))
+	assert.False(t, s.Leave(heir.UID, addr, s.now))
+	assert.Equal(t, []ipam.Owner{owner("default/api")}, s.HoldersOf(addr))
+	s.gets("default/x", "lan/198.18.0.0", shares("k", "80")) // its port is free
+	s.frees("default/x")
+	assert.True(t, s.Leave(owner("default/api").UID, addr, s.now))
+	s.refused("default/y", ipam.AddressQuarantined,
+		"198.18.0.0 is in quarantine after its use by default/api, it is free in 30s", at("198.18.0.0"))
+}
+
 func TestTheSameKeyMeansTheSameAddress(t *testing.T) {
 	s := begin(t, pool("lan", "198.18.0.0/29"))
 	s.gets("default/web", "lan/198.18.0.0", shares("k", "80 443", "app=web"))

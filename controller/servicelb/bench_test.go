@@ -227,7 +227,7 @@ func benchFree(b *testing.B, s *story) {
 	}
 	for b.Loop() {
 		before := holder()
-		s.freeNow(before, "", nil)
+		s.freeNow(before, "", false)
 		s.clock = s.clock.Add(time.Minute)
 		notify.Wake(s.ledger.retry)
 		for s.once() {

@@ -142,6 +142,46 @@ func TestAKeptServiceThatWasAboutToMove(t *testing.T) {
 	s.has("web", "203.0.113.10", "True Allocated")
 }
 
+// A Service whose object takes no write moves again and again, and is left to others. It keeps the address that its object shows, and
+// shares it on, by the terms that it has now.
+func TestAKeptServiceThatWasAboutToMoveShares(t *testing.T) {
+	t.Parallel()
+	for name, clashes := range map[string]bool{"it stays as it is": false, "it takes the port of its neighbour": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t)
+			s.creates("mail", shared("edge"), ports(25))
+			s.creates("web", shared("edge"), ports(80))
+			s.has("web", "203.0.113.10", "True Allocated")
+			s.server.fault = func() fault { return lost }
+			for _, wish := range []string{"203.0.113.11", "203.0.113.12"} {
+				s.server.update("default/mail", annotated(annotation.Addresses, wish))
+				s.see("default/mail")
+				require.Error(t, s.reconcile(t.Context(), "default/mail"))
+			}
+			s.server.fault = nil
+			s.changes("mail", ignored)
+			s.has("mail", "203.0.113.10", "True Allocated")
+			assert.Len(t, s.holds(string(s.server.get("default/mail").UID)), 1)
+			if clashes {
+				s.changes("mail", ports(80))
+			}
+			s.deletes("web")
+			s.pass(time.Hour)
+			s.creates("other", annotated(annotation.Addresses, "203.0.113.11"))
+			s.has("other", "203.0.113.11", "True Allocated") // nothing else of it stays taken
+			s.creates("stranger", annotated(annotation.Addresses, "203.0.113.10"))
+			if clashes {
+				s.has("mail", "", "")
+				s.has("stranger", "203.0.113.10", "True Allocated")
+				return
+			}
+			s.has("stranger", "", "False AddressInUse")
+			s.has("mail", "203.0.113.10", "True Allocated")
+		})
+	}
+}
+
 // A kept Service gets nothing more at a start, whatever its owner writes into the annotation.
 func TestAKeptServiceClaimsNothing(t *testing.T) {
 	t.Parallel()

@@ -109,11 +109,7 @@ func (c *Controller) unpublish(ctx context.Context, svc *corev1.Service) error {
 	if _, err := write(ctx, c.API, svc, want.patch(svc, metav1.NewTime(c.ledger.now()))); err != nil {
 		return err
 	}
-	var shows *corev1.Service
-	if want.keepIngress {
-		shows, _ = c.get(name) //nolint:errcheck // it may be gone
-	}
-	c.freeNow(name, uid, shows)
+	c.freeNow(name, uid, want.keepIngress)
 	return nil
 }
 
@@ -127,18 +123,20 @@ func (c *Controller) free(ctx context.Context, name, uid string) error {
 	if err := c.record(ctx, c.ledger.departing(name, uid)); err != nil {
 		return err
 	}
-	c.freeNow(name, uid, nil)
+	c.freeNow(name, uid, false)
 	return nil
 }
 
 // freeNow has the ledger free what this incarnation of the Service holds, once the records are durable. What
-// it still shows is in use: nobody else gets it in between. Nil: it shows nothing.
-func (c *Controller) freeNow(name, uid string, shows *corev1.Service) {
+// it still shows, if it shows anything, is in use: nobody else gets it in between.
+func (c *Controller) freeNow(name, uid string, shows bool) {
 	c.repairs.forget(name)
 	l, now := c.ledger.open()
 	freed := l.Release(name, uid, now)
-	if shows != nil {
-		l.SeeForeign(shows, false)
+	if shows {
+		if svc, err := c.get(name); err == nil { // looked up while nobody else notes that it is gone
+			l.SeeForeign(svc, false)
+		}
 	}
 	c.ledger.close()
 	if freed {

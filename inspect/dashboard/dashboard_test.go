@@ -176,7 +176,7 @@ func TestViewShowsWhatThereIs(t *testing.T) {
 		return string(b)
 	}
 	assert.Contains(t, text("head"), `"clusterID":"fra1"`)
-	assert.Contains(t, text("head"), `"waiting":1`)
+	assert.Contains(t, text("head"), `"services":{"good":43,"bad":1}`)
 	assert.Equal(t, []string{"lan IPv4", "lan-v6 IPv6", "edge IPv4", "old IPv4"}, v["pools"].Order)
 	assert.Contains(t, text("pools"), `"note":"draining"`)
 	assert.Equal(t, 7, v["nodes"].Total)

@@ -38,6 +38,8 @@ type VIP struct {
 	// Owner announces it by layer 2; empty: nobody does. Routers are the nodes that announce it by BGP.
 	Owner   string   `json:"owner,omitempty"`
 	Routers []string `json:"routers,omitempty"`
+	// Others is set if the configuration leaves it to something else than Lodestone.
+	Others bool `json:"others,omitempty"`
 	// Reason and Message are why nobody announces it; empty: somebody does.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
@@ -90,7 +92,7 @@ func (s *State) vips(n *simulation.Network) {
 		}
 	}
 	for vip, who := range n.Who() {
-		v := VIP{Addr: vip, Services: services[vip], Owner: who.Owner, Routers: who.Routers}
+		v := VIP{Addr: vip, Services: services[vip], Owner: who.Owner, Routers: who.Routers, Others: who.Others}
 		if pool := n.PoolOf(vip); pool != nil {
 			v.Pool = pool.Name
 		}
@@ -171,12 +173,9 @@ func recorded(s *State, o *cluster.Objects) []Transition {
 	return all[max(0, len(all)-maxTransitions):]
 }
 
-// waiting returns the reasons of the Services that wait, by name.
+// waiting returns the reasons of the Services that wait, by name. The Services are known.
 func (s *State) waiting() map[string]string {
 	all := map[string]string{}
-	if s.Services == nil {
-		return all
-	}
 	for _, w := range s.Services.Waiting {
 		for _, name := range w.Services {
 			all[name] = w.Reason
@@ -185,17 +184,18 @@ func (s *State) waiting() map[string]string {
 	return all
 }
 
-// up counts the sessions that are established, of those that should be.
-func (s *State) up() (up, due int) {
+// up counts the sessions that are established, and those that should be.
+func (s *State) up() *tally {
+	t := &tally{}
 	for _, session := range s.Sessions {
-		if session.State != bgp.Leftover {
-			due++
-		}
-		if session.Up() {
-			up++
+		switch {
+		case session.Up():
+			t.Good++
+		case session.State != bgp.Leftover:
+			t.Bad++
 		}
 	}
-	return up, due
+	return t
 }
 
 // configuration describes the configuration.

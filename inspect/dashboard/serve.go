@@ -157,6 +157,7 @@ func (d *Dashboard) events(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case <-end:
+			out.send("event: again\ndata: again\n\n") //nolint:errcheck // the reader has gone
 			return
 		case <-d.stopped:
 			return

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -82,5 +83,23 @@ func TestWhoTakesNothingIsGivenUp(t *testing.T) {
 		require.Equal(t, writeTimeout, time.Since(start), "who is slow has some time")
 		require.NoError(t, server.Close())
 		require.ErrorIs(t, <-ended, http.ErrServerClosed)
+	})
+}
+
+// reader takes all that it is sent.
+type reader struct{ *httptest.ResponseRecorder }
+
+func (reader) SetWriteDeadline(time.Time) error { return nil }
+
+// A page that is sent changes for long enough is asked to come again, which is no loss of the connection.
+func TestAPageComesAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d, began := New(Options{}), time.Now()
+		d.show(state(VIP{Owner: "a"}))
+		r := reader{httptest.NewRecorder()}
+		d.events(r, httptest.NewRequest(http.MethodGet, Path+"/events", nil))
+		require.Equal(t, streamLife, time.Since(began))
+		require.True(t, strings.HasSuffix(r.Body.String(), "event: again\ndata: again\n\n"))
 	})
 }

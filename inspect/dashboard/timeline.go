@@ -229,6 +229,9 @@ func (m move) text() string {
 }
 
 func services(before, after *State) (all []Transition) {
+	if before.Services == nil || after.Services == nil {
+		return nil
+	}
 	was, is := before.waiting(), after.waiting()
 	for _, name := range slices.Sorted(maps.Keys(is)) {
 		if was[name] != is[name] {
@@ -244,6 +247,9 @@ func services(before, after *State) (all []Transition) {
 }
 
 func conflicts(before, after *State) (all []Transition) {
+	if before.Conflicts == nil || after.Conflicts == nil {
+		return nil
+	}
 	had, has := sets.New(before.Conflicts...), sets.New(after.Conflicts...)
 	for _, c := range after.Conflicts {
 		if !had.Has(c) {

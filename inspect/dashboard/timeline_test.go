@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/lodestone-lb/lodestone/inspect/bgp"
 	"github.com/lodestone-lb/lodestone/inspect/status"
 	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
@@ -90,6 +92,46 @@ func TestMovesAreShownTogether(t *testing.T) {
 	}
 }
 
+// While the configuration is invalid it is not known which Services wait. That is no news about them, and nothing is shown of
+// which nobody knows whether it is so.
+func TestWhatIsNotKnown(t *testing.T) {
+	t.Parallel()
+	known, unknown := state(VIP{Owner: "a"}), &State{Status: &status.Status{}}
+	known.Services = &status.Services{Waiting: []status.Waiting{{Reason: "PoolExhausted", Services: []string{"shop/web"}}}}
+	known.Conflicts = []status.Conflict{{Node: "a"}}
+	known.Pools, known.Sessions = []status.Pool{}, []bgp.Session{}
+	for _, s := range []*State{known, unknown} {
+		s.Nodes = []Node{{Name: "a"}}
+	}
+	require.Empty(t, transitions(known, unknown))
+	require.Empty(t, transitions(unknown, known))
+	shown := func(s *State, name string) string {
+		text, err := json.Marshal(NewView(s, nil, Query{})[name].rows)
+		require.NoError(t, err)
+		return string(text)
+	}
+	require.Contains(t, shown(known, "head"), `"services":{"good":0,"bad":1},"vips":{"good":1,"bad":0},"sessions":{"good":0,"bad":0}`)
+	require.NotContains(t, shown(unknown, "head"), `"good"`)
+	require.Contains(t, shown(unknown, "nodes"), `"unknown":true`)
+	for _, name := range []string{"pools", "vips"} {
+		require.False(t, NewView(known, nil, Query{})[name].Unknown, name)
+		require.True(t, NewView(unknown, nil, Query{})[name].Unknown, name)
+	}
+}
+
+// What is left out of a list is counted.
+func TestManyAreCounted(t *testing.T) {
+	t.Parallel()
+	s := state()
+	for i := range maxRows + 50 {
+		s.Pools = append(s.Pools, status.Pool{Name: fmt.Sprint(i)})
+	}
+	v := NewView(s, nil, Query{})
+	require.Len(t, v["pools"].order, maxRows)
+	require.Equal(t, 50, v["pools"].More)
+	require.Zero(t, v["warnings"].More)
+}
+
 // However much happens at once, the timeline stays short.
 func TestTransitionsAreBounded(t *testing.T) {
 	t.Parallel()
@@ -124,6 +166,6 @@ func FuzzParseQuery(f *testing.F) {
 		require.LessOrEqual(t, len(q.Text), maxQuery)
 		v := NewView(s, nil, q)
 		require.LessOrEqual(t, len(v["vips"].order), 2)
-		require.GreaterOrEqual(t, v["vips"].page, 0)
+		require.GreaterOrEqual(t, v["vips"].Page, 0)
 	})
 }

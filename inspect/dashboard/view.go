@@ -56,8 +56,17 @@ func ParseQuery(v url.Values) Query {
 type section struct {
 	order []string
 	rows  map[string]json.RawMessage
-	// total counts what there is on all pages, page is the one that is shown.
-	total, page int
+	counts
+}
+
+// counts are of what a section shows a part of.
+type counts struct {
+	// Total counts what there is on all pages, Page is the one that is shown, More counts what comes after it.
+	Total int `json:"total"`
+	Page  int `json:"page"`
+	More  int `json:"more,omitempty"`
+	// Unknown is set if it is not known what there is.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
 // View is the page that somebody looks at: a bounded number of rows, by section.
@@ -84,10 +93,12 @@ func (v View) section(name string) *section {
 
 // page keeps the rows of one page, or of the last if there are fewer, and notes how many rows there are.
 func page[T any](s *section, all []T, n, size int) []T {
-	s.total = len(all)
-	s.page = max(0, min(n, (len(all)-1)/size))
-	start := s.page * size
-	return all[start:min(start+size, len(all))]
+	s.Total = len(all)
+	s.Page = max(0, min(n, (len(all)-1)/size))
+	start := s.Page * size
+	end := min(start+size, len(all))
+	s.More = len(all) - end
+	return all[start:end]
 }
 
 // head is the one row of the section of that name.
@@ -97,15 +108,17 @@ type head struct {
 	Controller    string `json:"controller"`
 	Leader        string `json:"leader,omitempty"`
 	Speakers      string `json:"speakers"`
-	Served        int    `json:"served"`
-	Waiting       int    `json:"waiting"`
-	VIPs          int    `json:"vips"`
-	Silent        int    `json:"silent"`
-	Up            int    `json:"up"`
-	Sessions      int    `json:"sessions"`
 	Warnings      int    `json:"warnings"`
-	// Unread is set if not all is known.
-	Unread bool `json:"unread,omitempty"`
+	// Nil: it is not known.
+	Services *tally `json:"services,omitempty"`
+	VIPs     *tally `json:"vips,omitempty"`
+	Sessions *tally `json:"sessions,omitempty"`
+}
+
+// tally is how many there are that are as they should be, and how many that are not.
+type tally struct {
+	Good int `json:"good"`
+	Bad  int `json:"bad"`
 }
 
 // poolRow is a family of a pool. Shares are parts of its size, in percent.
@@ -138,7 +151,7 @@ func NewView(s *State, past []Transition, q Query) View {
 
 func (v View) head(s *State) {
 	h := head{ClusterID: s.ClusterID, Configuration: s.configuration(), Controller: "not read", Speakers: "not read",
-		VIPs: len(s.VIPs), Warnings: len(s.Warnings) + len(s.Unread), Unread: len(s.Unread) > 0}
+		Warnings: len(s.Warnings) + len(s.Unread)}
 	if c := s.Controller; c != nil {
 		h.Controller, h.Leader = fmt.Sprintf("%d of %d ready", c.Ready, c.Replicas), clip(c.Leader)
 	}
@@ -146,15 +159,20 @@ func (v View) head(s *State) {
 		h.Speakers = fmt.Sprintf("%d of %d ready", sp.Ready, sp.Nodes)
 	}
 	if s.Services != nil {
-		h.Served = s.Services.Served
-		h.Waiting = len(s.waiting())
+		h.Services = &tally{s.Services.Served, len(s.waiting())}
 	}
-	for i := range s.VIPs {
-		if s.VIPs[i].Reason != "" {
-			h.Silent++
+	if s.Status.VIPs != nil {
+		h.VIPs = &tally{Good: len(s.VIPs)}
+		for i := range s.VIPs {
+			if s.VIPs[i].Reason != "" {
+				h.VIPs.Good--
+				h.VIPs.Bad++
+			}
 		}
 	}
-	h.Up, h.Sessions = s.up()
+	if s.Sessions != nil {
+		h.Sessions = s.up()
+	}
 	v.add("head", "head", h)
 }
 
@@ -176,6 +194,7 @@ func (v View) warnings(s *State) {
 }
 
 func (v View) pools(s *State) {
+	v.section("pools").Unknown = s.Pools == nil
 	for _, p := range page(v.section("pools"), s.Pools, 0, maxRows) {
 		row := poolRow{Name: p.Name, Family: string(p.Family), Tone: Good}
 		if p.Draining {
@@ -213,6 +232,8 @@ type nodeRow struct {
 	Share float64 `json:"share"`
 	// More counts the sessions that are left out.
 	More int `json:"more,omitempty"`
+	// Unknown is set if it is not known what it announces.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
 // nodes shows the nodes that the Query finds by name, and those that announce a VIP that it finds.
@@ -234,7 +255,7 @@ func (v View) nodes(s *State, q Query, found []*VIP) {
 	}
 	slices.SortStableFunc(all, func(a, b Node) int { return cmp.Compare(gravity(a), gravity(b)) })
 	for _, n := range page(v.section("nodes"), all, q.Nodes, nodesPerPage) {
-		row := nodeRow{Node: n, Share: share(float64(n.Layer2), float64(owned))}
+		row := nodeRow{Node: n, Share: share(float64(n.Layer2), float64(owned)), Unknown: s.Status.VIPs == nil}
 		if owned == 0 {
 			row.Share = share(float64(n.BGP), float64(announced))
 		}
@@ -291,6 +312,7 @@ func (v View) vips(s *State, q Query) []*VIP {
 			found = append(found, vip)
 		}
 	}
+	v.section("vips").Unknown = s.Status.VIPs == nil
 	for _, vip := range page(v.section("vips"), found, q.VIPs, vipsPerPage) {
 		row := vipRow{VIP: *vip, MoreServices: max(0, len(vip.Services)-maxNames), MoreRouters: max(0, len(vip.Routers)-maxNames)}
 		row.Services, row.Routers = vip.Services[:len(vip.Services)-row.MoreServices], vip.Routers[:len(vip.Routers)-row.MoreRouters]
@@ -312,8 +334,7 @@ func (v *VIP) matches(text string) bool {
 type change struct {
 	Order []string                   `json:"order"`
 	Rows  map[string]json.RawMessage `json:"rows,omitempty"`
-	Total int                        `json:"total"`
-	Page  int                        `json:"page"`
+	counts
 }
 
 // update is what a page is sent: the sections that changed.
@@ -326,17 +347,17 @@ type update struct {
 func (v View) since(seen View) (sections map[string]change, any bool) {
 	sections = map[string]change{}
 	for name, s := range v {
-		c := change{Order: s.order, Rows: map[string]json.RawMessage{}, Total: s.total, Page: s.page}
+		c := change{Order: s.order, Rows: map[string]json.RawMessage{}, counts: s.counts}
 		old := seen[name]
 		if old == nil {
-			old = &section{total: -1}
+			old = &section{counts: counts{Total: -1}}
 		}
 		for id, row := range s.rows {
 			if !bytes.Equal(row, old.rows[id]) {
 				c.Rows[id] = row
 			}
 		}
-		if len(c.Rows) > 0 || s.total != old.total || s.page != old.page || !slices.Equal(s.order, old.order) {
+		if len(c.Rows) > 0 || s.counts != old.counts || !slices.Equal(s.order, old.order) {
 			sections[name] = c
 		}
 	}

@@ -12,8 +12,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -46,9 +48,11 @@ it on.
 
 // bundle is an archive that is being written.
 type bundle struct {
-	d       *Diagnosis
+	d      *Diagnosis
+	folder string
+
+	mu      sync.Mutex // what follows is of several readers
 	tar     *tar.Writer
-	folder  string
 	missing []string
 	err     error
 }
@@ -80,10 +84,12 @@ func (d *Diagnosis) Bundle(ctx context.Context, w io.Writer) error {
 
 // add adds a file. Everything in the archive passes through here, and what looks like a secret is taken out.
 func (b *bundle) add(name string, text []byte) {
+	text = Redact(text)
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.err != nil {
 		return
 	}
-	text = Redact(text)
 	header := &tar.Header{Name: b.folder + name, Mode: 0o600, Size: int64(len(text)), ModTime: b.d.Time, Format: tar.FormatPAX}
 	if b.err = b.tar.WriteHeader(header); b.err == nil {
 		_, b.err = b.tar.Write(text)
@@ -111,6 +117,8 @@ func (b *bundle) page(name string, p output.Page) {
 
 // miss notes what is not in the archive.
 func (b *bundle) miss(name string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.missing = append(b.missing, name+": "+err.Error())
 }
 
@@ -238,6 +246,24 @@ type pod struct {
 // pods adds Lodestone's pods, their logs, and the speakers' /status.
 func (b *bundle) pods(ctx context.Context) {
 	all, o := []pod{}, b.d.objects
+	var reads errgroup.Group
+	reads.SetLimit(asksAtOnce)
+	// read adds what a pod is asked for. A node that does not answer keeps none of the others waiting.
+	read := func(name string, from func(context.Context) ([]byte, error)) {
+		reads.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+			defer cancel()
+			if text, err := from(ctx); err != nil {
+				b.miss(name, err)
+			} else {
+				b.add(name, text)
+			}
+			return nil
+		})
+	}
+	log := func(p *corev1.Pod, previous bool, suffix string) {
+		read("logs/"+p.Name+suffix, func(ctx context.Context) ([]byte, error) { return b.d.pods.Log(ctx, p, previous) })
+	}
 	for _, p := range slices.Concat(o.Controllers, o.Speakers) {
 		of := pod{Name: p.Name, Node: p.Spec.NodeName, Status: p.Status}
 		restarted := false
@@ -248,28 +274,17 @@ func (b *bundle) pods(ctx context.Context) {
 			restarted = restarted || c.RestartCount > 0
 		}
 		all = append(all, of)
-		b.log(ctx, p, false, ".log")
+		log(p, false, ".log")
 		if restarted {
-			b.log(ctx, p, true, ".before.log")
+			log(p, true, ".before.log")
 		}
 	}
 	b.json("pods.json", all)
-	for _, node := range slices.Sorted(maps.Keys(b.d.facts)) {
-		name := "speakers/" + node + ".json"
-		if text, err := b.d.pods.Get(ctx, b.d.speakers[node], "/status", nil); err != nil {
-			b.miss(name, err)
-		} else {
-			b.add(name, text)
-		}
+	for node := range b.d.facts {
+		read("speakers/"+node+".json", func(ctx context.Context) ([]byte, error) {
+			return b.d.pods.Get(ctx, b.d.speakers[node], "/status", nil)
+		})
 	}
-}
-
-func (b *bundle) log(ctx context.Context, p *corev1.Pod, previous bool, suffix string) {
-	name := "logs/" + p.Name + suffix
-	text, err := b.d.pods.Log(ctx, p, previous)
-	if err != nil {
-		b.miss(name, err)
-		return
-	}
-	b.add(name, text)
+	reads.Wait() //nolint:errcheck // they return nil
+	slices.Sort(b.missing)
 }

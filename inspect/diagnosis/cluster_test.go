@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -132,6 +134,47 @@ func TestBundleNamesEachGap(t *testing.T) {
 		assert.NotContains(t, files, name)
 	}
 	assert.Contains(t, files, "facts/"+example.NodeName(0)+".json")
+}
+
+// slowPods are pods of which the one never answers.
+type slowPods struct{ one string }
+
+func (p slowPods) Get(ctx context.Context, pod *corev1.Pod, _ string, _ url.Values) ([]byte, error) {
+	if pod.Spec.NodeName == p.one {
+		<-ctx.Done()
+	}
+	return []byte("{}"), ctx.Err()
+}
+
+func (p slowPods) Log(ctx context.Context, pod *corev1.Pod, _ bool) ([]byte, error) {
+	return p.Get(ctx, pod, "", nil)
+}
+
+// A node that never answers keeps no log of another one out of a bundle.
+func TestBundleDoesNotWaitForANode(t *testing.T) {
+	t.Parallel()
+	c := example.New(example.Size{Nodes: 2, Services: 2})
+	o := read(t, c)
+	d := Of(t.Context(), o, Options{Client: c,
+		Ask: func(context.Context, kubernetes.Interface, string) (Pods, *diagnose.Clock, error) {
+			return mutePods{}, nil, nil
+		}})
+	d.pods = slowPods{example.NodeName(0)}
+	d.facts = map[string]diagnose.Facts{example.NodeName(0): {}, example.NodeName(1): {}}
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var archive bytes.Buffer
+		require.NoError(t, d.Bundle(t.Context(), &archive))
+		require.Less(t, time.Since(began), time.Minute)
+		files := unpack(t, &archive)
+		assert.Contains(t, files["missing.txt"], "speakers/"+example.NodeName(0)+".json: "+context.DeadlineExceeded.Error())
+		for _, p := range slices.Concat(o.Controllers, o.Speakers) {
+			if p.Spec.NodeName != example.NodeName(0) {
+				assert.Contains(t, files, "logs/"+p.Name+".log")
+			}
+		}
+		assert.Contains(t, files, "speakers/"+example.NodeName(1)+".json")
+	})
 }
 
 // logsOf are the gaps where no log can be had.

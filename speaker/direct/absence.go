@@ -2,11 +2,14 @@ package direct
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/lodestone-lb/lodestone/speaker/plan"
 )
@@ -20,13 +23,19 @@ const catchUpTime, longestCatchUp = 2 * time.Second, time.Minute
 // speakers were lost then and have not been heard since. Such a node would reset connections that others keep, or hand their
 // segments back to a node that was asked. It keeps no connections of the Service, so it is not asked.
 type absences struct {
-	// came is when a Service came, under "", and when a node joined those that keep its connections. Times before all
+	// came is when ports of a Service came, and when a node joined those that keep its connections. Times before all
 	// absences are left out.
-	came map[plan.LimitKey]map[string]time.Time
+	came map[plan.LimitKey]map[arrival]time.Time
 	// away are the nodes whose speakers are lost or still catching up.
 	away map[string]absence
 	// nodes are the nodes that report that they have the rules.
 	nodes map[string][]netip.Addr
+}
+
+// arrival is what comes to a Service: a port, or a node that keeps its connections.
+type arrival struct {
+	port uint16
+	node string
 }
 
 // absence is the time for which a speaker is lost (since to last), and after that catches up. joins is set when it has rules
@@ -65,14 +74,14 @@ func (a *absences) see(now time.Time, lost, heard map[string]bool) (caughtUp boo
 			oldest = of.since
 		}
 	}
-	maps.DeleteFunc(a.came, func(_ plan.LimitKey, came map[string]time.Time) bool {
-		maps.DeleteFunc(came, func(_ string, at time.Time) bool { return at.Before(oldest) })
+	maps.DeleteFunc(a.came, func(_ plan.LimitKey, came map[arrival]time.Time) bool {
+		maps.DeleteFunc(came, func(_ arrival, at time.Time) bool { return at.Before(oldest) })
 		return len(came) == 0
 	})
 	return caughtUp
 }
 
-// follow takes over which nodes are lost, which Services come, and which nodes join those that keep connections.
+// follow takes over which nodes are lost, which ports of Services come, and which nodes join those that keep connections.
 func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(plan.LimitKey) (plan.Direct, bool)) {
 	before := a.nodes
 	a.nodes = want.Nodes
@@ -83,18 +92,24 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(pl
 	if a.cutOff() {
 		return
 	}
-	note := func(key plan.LimitKey, node string) {
+	note := func(key plan.LimitKey, what arrival) {
 		if a.came[key] == nil {
-			a.came[key] = map[string]time.Time{}
+			a.came[key] = map[arrival]time.Time{}
 		}
-		a.came[key][node] = now
+		a.came[key][what] = now
 	}
 	type change struct{ from, to *plan.Backend } // most Services have the same backends
 	joined := map[change][]string{}
 	for key, s := range want.Services {
 		was, known := forwarded(key)
-		if !known {
-			note(key, "")
+		anew := !known || was.Seed != s.Seed // another Service of the same name, which is hashed in another way
+		if anew {
+			was.Ports = nil
+		}
+		for _, p := range without(s.Ports, was.Ports) {
+			note(key, arrival{port: p.Number})
+		}
+		if anew {
 			continue
 		}
 		of := change{first(was), first(s)}
@@ -103,7 +118,7 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(pl
 		}
 		for _, node := range joined[of] {
 			if !reports(node) {
-				note(key, node)
+				note(key, arrival{node: node})
 			}
 		}
 	}
@@ -144,20 +159,41 @@ func (a *absences) cutOff() bool {
 	return 2*unheard >= len(a.nodes)
 }
 
-// missedBy returns the nodes that have missed the Service or their first endpoint of it, sorted, with a space after each.
-func (a *absences) missedBy(key plan.LimitKey) string {
+// parts divides the ports of a Service by the nodes that have missed them, or their first endpoint of the Service. The names are
+// sorted, with a space after each.
+func (a *absences) parts(key plan.LimitKey, ports []plan.Port) iter.Seq2[string, []plan.Port] {
 	if len(a.away) == 0 {
-		return ""
+		return func(yield func(string, []plan.Port) bool) { yield("", ports) }
 	}
-	names := ""
-	for _, node := range slices.Sorted(maps.Keys(a.away)) {
-		of, came := a.away[node], a.came[key]
-		if !came[""].Before(of.since) || !of.joins && !came[node].Before(of.since) {
-			names += node + " "
+	away, came, parts := slices.Sorted(maps.Keys(a.away)), a.came[key], map[string][]plan.Port{}
+	for _, p := range ports {
+		missed := ""
+		for _, node := range away {
+			of := a.away[node]
+			if !came[arrival{port: p.Number}].Before(of.since) || !of.joins && !came[arrival{node: node}].Before(of.since) {
+				missed += node + " "
+			}
 		}
+		parts[missed] = append(parts[missed], p)
 	}
-	return names
+	return maps.All(parts)
 }
 
-// missed reports whether a node is among those that missedBy returned.
+// missedBy returns the nodes that have missed some of the ports, in the same way.
+func (a *absences) missedBy(key plan.LimitKey, ports []plan.Port) (nodes string) {
+	for missed := range a.parts(key, ports) {
+		nodes += missed
+	}
+	return nodes
+}
+
+// without returns the ports that are not among the others.
+func without(ports, others []plan.Port) []plan.Port {
+	if slices.Equal(ports, others) { // nearly always
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(ports), sets.New(others...).Has)
+}
+
+// missed reports whether a node is among those that parts or missedBy returned.
 func missed(by, node string) bool { return slices.Contains(strings.Fields(by), node) }

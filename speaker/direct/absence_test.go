@@ -20,6 +20,8 @@ func TestAbsences(t *testing.T) {
 	key := plan.LimitKey{VIP: vip4, Service: "web"}
 	for name, test := range map[string]struct {
 		came, lost, back, asked time.Duration // back: 0 is never
+		port                    time.Duration // 0: it has been there as long as the Service
+		anew                    time.Duration // the Service is deleted and made again; 0: never
 		joined                  time.Duration // 0: n2 has been there from the beginning
 		reports                 time.Duration // n2, that it has rules; 0: from the beginning
 		none                    bool          // n1 is not there
@@ -39,6 +41,9 @@ func TestAbsences(t *testing.T) {
 		"the first endpoints came while it was lost":          {came: 1, joined: 20, none: true, lost: 10, asked: 30, missed: "n2 "},
 		"endpoints came when it was heard since a moment":     {came: 1, joined: 30, lost: 10, back: 30, asked: 30, missed: "n2 "},
 		"endpoints came when it was heard for longer":         {came: 1, joined: 32, lost: 10, back: 30, asked: 32},
+		"a port came while it was lost":                       {came: 1, port: 20, lost: 10, asked: 30, missed: "n2 "},
+		"a port came before":                                  {came: 1, port: 6, lost: 10, asked: 30},
+		"it was made anew while the speaker was lost":         {came: 1, anew: 20, lost: 10, asked: 30, missed: "n2 "},
 		"endpoints came before":                               {came: 1, joined: 6, lost: 10, asked: 30},
 		"it came before the node reported its rules":          {came: 20, lost: 10, back: 30, reports: 31, asked: 31},
 		"the node joined as it reported its rules":            {came: 1, joined: 31, lost: 10, back: 30, reports: 31, asked: 31},
@@ -66,7 +71,13 @@ func TestAbsences(t *testing.T) {
 					want.Lost[node] = at >= test.lost && (test.back == 0 || at < test.back)
 				}
 				if at >= test.came {
-					of := plan.Direct{}
+					of := plan.Direct{Ports: []plan.Port{{Number: 81}}}
+					if at >= test.port {
+						of.Ports = web
+					}
+					if test.anew > 0 && at >= test.anew {
+						of.Seed++
+					}
 					if !test.none {
 						of.Backends = append(of.Backends, plan.Backend{Node: "n1", Open: 1})
 					}
@@ -81,7 +92,7 @@ func TestAbsences(t *testing.T) {
 				})
 				last = want.Services
 			}
-			require.Equal(t, test.missed, a.missedBy(key))
+			require.Equal(t, test.missed, a.missedBy(key, web))
 			a.see(start.Add(time.Hour), nil, nil)
 			require.Empty(t, a.came, "nobody needs to know any more")
 		})
@@ -107,11 +118,11 @@ func TestAbsencesOfOneThatStartsAnew(t *testing.T) {
 	first := NewSimulated(o, Tables{})
 	first.Begin(want("default/web"), nil, now)
 	first.Reconcile(Seen{}, now)
-	require.Empty(t, first.absences.missedBy(key("default/web")))
+	require.Empty(t, first.absences.missedBy(key("default/web"), web))
 	second := NewSimulated(o, Tables{})
 	second.Begin(want("default/web", "default/new"), first, now.Add(time.Minute))
-	require.Empty(t, second.absences.missedBy(key("default/web")))
-	require.Equal(t, "n2 ", second.absences.missedBy(key("default/new")))
+	require.Empty(t, second.absences.missedBy(key("default/web"), web))
+	require.Equal(t, "n2 ", second.absences.missedBy(key("default/new"), want("", "default/new").Services[key("default/new")].Ports))
 }
 
 // A node that has not answered since this Director began may have restarted, and have no rules. It is not asked until its

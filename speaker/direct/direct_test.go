@@ -554,6 +554,35 @@ func TestNodeThatMissedAService(t *testing.T) {
 	w.live(append(all, fresh...), "a speaker is lost that knew the Service")
 }
 
+// A node whose speaker is lost has the rules of a Service, but not of a port that came to it since: so it is asked for connections to
+// the older ports alone.
+func TestNodeThatMissedAPort(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	other := plan.Port{Protocol: unix.IPPROTO_TCP, Number: 81}
+	w.ports = []plan.Port{other}
+	w.begin(some("n1", "n2", "n3")...)
+	w.nodes["n3"].stop()
+	w.lost, w.ports = map[string]bool{"n3": true}, append(w.ports, web...)
+	change := func(one, two int) {
+		w.wantAt([]string{"n1", "n2"}, plan.Backend{Node: "n1", Open: one}, plan.Backend{Node: "n2", Open: two},
+			plan.Backend{Node: "n3", Draining: 1})
+	}
+	change(1, 1)
+	all := w.open(60)
+	require.Zero(t, at(all)["n3"])
+	for _, open := range [][]int{{4, 1}, {1, 4}, {2, 2}} {
+		change(open[0], open[1])
+		w.live(all, fmt.Sprint(open))
+	}
+	have := w.nodes["n1"].director.have[0]
+	asks := func(port plan.Port) bool {
+		return slices.Contains(have.tables[have.services[serviceKey(vip4, port.Number)].table].next, hop{w.nodes["n3"].addrs[0], 2})
+	}
+	require.True(t, asks(other))
+	require.False(t, asks(web[0]))
+}
+
 // A node whose speaker is lost gets endpoints. It keeps no connections, and by its old rules it would hand segments to nodes
 // that were asked already. So it is not asked.
 func TestNodeThatMissedItsEndpoints(t *testing.T) {

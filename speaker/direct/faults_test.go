@@ -186,10 +186,13 @@ func (w *world) forwarding(backends []plan.Backend) plan.Forwarding {
 		want.Nodes[n.name] = n.addrs
 	}
 	maps.Copy(want.Nodes, w.extra)
+	if w.ports == nil {
+		w.ports = web
+	}
 	if backends != nil {
 		for _, vip := range []netip.Addr{vip4, vip6} {
-			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: web, Seed: 4711, ByClient: w.byClient,
-				Local: !w.cluster, Backends: backends}
+			want.Services[plan.LimitKey{VIP: vip, Service: "default/web"}] = plan.Direct{Ports: w.ports, Seed: 4711,
+				ByClient: w.byClient, Local: !w.cluster, Backends: backends}
 		}
 	}
 	return want
@@ -323,14 +326,32 @@ func TestBondUnder(t *testing.T) {
 			"vlan3": "", "other1": ""} {
 			link, err := as(netlink.LinkByName(name))
 			require.NoError(t, err)
-			vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: link.Attrs().Index}}
+			vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 1 << 20, ParentIndex: link.Attrs().Index}}
 			for _, link := range []netlink.Link{link, vlan} {
 				found := ""
-				if bond := bondUnder(link, find, within); bond != nil {
+				bond, err := bondUnder(link.Attrs().Index, func(index int) (netlink.Link, error) {
+					if index == vlan.Index {
+						return vlan, nil
+					}
+					return find(index)
+				}, within)
+				require.NoError(t, err)
+				if bond != nil {
 					found = bond.Name
 				}
 				require.Equal(t, want, found, name)
 			}
+		}
+		for name, none := range map[string]error{"there is none": netlink.LinkNotFoundError{}, "the kernel does not answer": unix.ENOBUFS} {
+			_, err := bondUnder(1, func(int) (netlink.Link, error) { return nil, none }, within)
+			require.Equal(t, none == unix.ENOBUFS, err != nil, name)
+			_, err = bondUnder(1, func(index int) (netlink.Link, error) {
+				if index == 1 {
+					return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 2}}, nil
+				}
+				return nil, none
+			}, within)
+			require.Equal(t, none == unix.ENOBUFS, err != nil, "below a VLAN, %s", name)
 		}
 		return nil
 	}))

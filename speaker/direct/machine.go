@@ -39,7 +39,7 @@ type Tables map[string]*table
 
 func newMachine(o Options) *Machine {
 	return &Machine{node: o.Node, hold: o.Hold, log: o.Log, nodes: map[netip.Addr]*host{}, switchedOff: map[plan.LimitKey]switchedOff{},
-		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[string]time.Time{}, away: map[string]absence{}}}
+		most: maxBuckets, absences: absences{came: map[plan.LimitKey]map[arrival]time.Time{}, away: map[string]absence{}}}
 }
 
 // begin takes over the first plan.
@@ -48,20 +48,18 @@ func (m *Machine) begin(want plan.Forwarding, now time.Time) {
 	m.absences.follow(now, want, func(plan.LimitKey) (none plan.Direct, known bool) { return })
 }
 
-// set takes over a plan. Services that are no longer in it are switched off, if there are rules for them.
+// set takes over a plan. Services that are no longer in it, and ports of Services, are switched off, if there are rules for them.
 func (m *Machine) set(want plan.Forwarding, now time.Time) {
+	m.absences.follow(now, want, m.forwarded)
 	for key, before := range m.want.Services {
-		if _, ok := want.Services[key]; !ok && m.there != [2]bool{} {
+		if gone := without(before.Ports, want.Services[key].Ports); len(gone) > 0 && m.there != [2]bool{} {
+			before.Ports = slices.Concat(gone, without(m.switchedOff[key].Ports, before.Ports))
 			m.switchedOff[key] = switchedOff{before, now.Add(switchedOffTime)}
 		}
 	}
-	m.absences.follow(now, want, m.forwarded)
-	for key := range want.Services {
-		delete(m.switchedOff, key)
-	}
 	m.want, m.stale = want, true
 	m.boundSwitchedOff()
-	maps.DeleteFunc(m.absences.came, func(key plan.LimitKey, _ map[string]time.Time) bool {
+	maps.DeleteFunc(m.absences.came, func(key plan.LimitKey, _ map[arrival]time.Time) bool {
 		_, still := m.forwarded(key)
 		return !still
 	})
@@ -144,15 +142,19 @@ func (m *Machine) services(f *family, peers map[string]neighbour) (wanted, off [
 		if !f.has(key.VIP) {
 			return to
 		}
-		all := backends{first(s), s.Local, m.absences.missedBy(key)}
-		same, ok := known[all]
-		if !ok {
-			same.Backends = present(s.Backends, peers, m.node, all.missed)
-			same.of = fmt.Sprint(sizeOf(s), same.Backends)
-			known[all] = same
+		for missed, ports := range m.absences.parts(key, s.Ports) {
+			all := backends{first(s), s.Local, missed}
+			same, ok := known[all]
+			if !ok {
+				same.Backends = present(s.Backends, peers, m.node, missed)
+				same.of = fmt.Sprint(sizeOf(s), same.Backends)
+				known[all] = same
+			}
+			part := s
+			part.Ports, part.Backends = ports, same.Backends
+			to = append(to, service{key.VIP, key.Service, part, off, same.of})
 		}
-		s.Backends = same.Backends
-		return append(to, service{key.VIP, key.Service, s, off, same.of})
+		return to
 	}
 	for key, s := range m.want.Services {
 		wanted = add(wanted, key, s, false)
@@ -297,7 +299,7 @@ func (m *Machine) peers(f *family) map[string]neighbour {
 }
 
 // present returns the backends that are this node or a peer, without those that have missed the Service.
-// Silent ones take no new connections.
+// Silent ones take no new connections, even if all others drain.
 func present(all []plan.Backend, peers map[string]neighbour, self, missedBy string) (kept []plan.Backend) {
 	for _, b := range all {
 		peer, ok := peers[b.Node]
@@ -306,6 +308,13 @@ func present(all []plan.Backend, peers map[string]neighbour, self, missedBy stri
 		}
 		if ok && !missed(missedBy, b.Node) || b.Node == self {
 			kept = append(kept, b)
+		}
+	}
+	if !slices.ContainsFunc(kept, func(b plan.Backend) bool { return b.Open > 0 }) {
+		for i, b := range kept {
+			if !peers[b.Node].silent {
+				kept[i].Open, kept[i].Draining = b.Draining, 0
+			}
 		}
 	}
 	return kept

@@ -44,10 +44,11 @@ func (d *Director) look() error {
 			d.Log.Debug("neighbour not asked", "address", n.addr, "err", err)
 		}
 	}
-	if refused := refuse(d.nodes); fmt.Sprint(refused) != fmt.Sprint(d.refused) {
+	refused, err := refuse(d.nodes)
+	if err == nil && fmt.Sprint(refused) != fmt.Sprint(d.refused) {
 		d.refused, d.stale = refused, true
 	}
-	return nil
+	return err
 }
 
 // see takes over the kernel's neighbour table, and returns which neighbours the kernel is to ask.
@@ -275,53 +276,66 @@ var (
 // refuse returns why the node cannot have rules. With kube-proxy in mode IPVS, conntrack does
 // not show which connections the node keeps. If a bond sends with other hardware addresses than
 // the one it answers with, other nodes do not recognize the packets that this node hands over.
-func refuse(nodes map[netip.Addr]*host) error {
-	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {
-		return errIPVS
+// The other error is the kernel's: it is not known whether the node can have rules.
+func refuse(nodes map[netip.Addr]*host) (why, err error) {
+	if ipvs, err := found(netlink.LinkByName("kube-ipvs0")); ipvs != nil || err != nil {
+		return errIPVS, err
 	}
 	devices := map[int]bool{}
 	for _, h := range nodes {
 		devices[h.device] = true
 	}
 	for _, device := range slices.Sorted(maps.Keys(devices)) {
-		link, err := netlink.LinkByIndex(device)
+		bond, err := bondUnder(device, netlink.LinkByIndex, ports)
 		if err != nil {
-			continue // it has just gone
+			return nil, err
 		}
-		if bond := bondUnder(link, netlink.LinkByIndex, ports); bond != nil {
-			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode)
+		if bond != nil {
+			return fmt.Errorf("use interface %q: %w %s", bond.Name, errBond, bond.Mode), nil
 		}
 	}
-	return nil
+	return nil, nil //nolint:nilnil // it can
+}
+
+// found returns the link, nil if there is none.
+func found(link netlink.Link, err error) (netlink.Link, error) {
+	if gone := (netlink.LinkNotFoundError{}); errors.As(err, &gone) {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at an interface: %w", err)
+	}
+	return link, nil
 }
 
 // balances are the modes of bonds that send with the hardware address of whichever port.
 var balances = map[netlink.BondMode]bool{netlink.BOND_MODE_BALANCE_TLB: true, netlink.BOND_MODE_BALANCE_ALB: true}
 
 // bondUnder returns the bond in such a mode that the interface is, or that is below it: below VLANs and bridges. Nil: there is none.
-func bondUnder(link netlink.Link, find func(int) (netlink.Link, error), ports func(int) ([]netlink.Link, error)) *netlink.Bond {
+func bondUnder(device int, find func(int) (netlink.Link, error), ports func(int) ([]netlink.Link, error)) (*netlink.Bond, error) {
+	link, err := found(find(device))
 	under := []netlink.Link{link}
-	for depth := 0; len(under) > 0 && depth < 4; depth++ { // a VLAN may be in a VLAN, and a bridge between them
+	for depth := 0; err == nil && len(under) > 0 && depth < 4; depth++ { // a VLAN may be in a VLAN, and a bridge between them
 		var next []netlink.Link
 		for _, link := range under {
+			var below []netlink.Link
+			var unknown error
 			switch link := link.(type) {
 			case *netlink.Bond:
 				if balances[link.Mode] {
-					return link
+					return link, nil
 				}
 			case *netlink.Vlan:
-				if parent, err := find(link.ParentIndex); err == nil {
-					next = append(next, parent)
-				}
+				below = make([]netlink.Link, 1)
+				below[0], unknown = found(find(link.ParentIndex))
 			case *netlink.Bridge:
-				if all, err := ports(link.Index); err == nil {
-					next = append(next, all...)
-				}
+				below, unknown = ports(link.Index)
 			}
+			next, err = append(next, below...), errors.Join(err, unknown)
 		}
 		under = next
 	}
-	return nil
+	return nil, err
 }
 
 // ports returns the ports of a bridge. The kernel selects them, because a node has many other interfaces.

@@ -125,7 +125,8 @@ func (d *Director) publish() {
 	if len(d.absences.away) > 0 {
 		s.missed = make(map[plan.LimitKey]string, len(d.absences.came))
 		for key := range d.absences.came {
-			s.missed[key] = d.absences.missedBy(key)
+			of, _ := d.forwarded(key)
+			s.missed[key] = d.absences.missedBy(key, of.Ports)
 		}
 	}
 	s.Peers = reachable(d.nodes)

@@ -21,8 +21,8 @@ const (
 	maxSwitchedOff = 16384
 )
 
-// switchedOff is a Service that no longer asks for direct forwarding, or was deleted. New connections
-// stay on the node that takes them in, and existing ones are still handed over. The metric, the status
+// switchedOff is a Service that no longer asks for direct forwarding, or was deleted, or has ports that are no longer its own.
+// New connections to these stay on the node that takes them in, and existing ones are still handed over. The metric, the status
 // and the kernel's rules call it draining.
 type switchedOff struct {
 	plan.Direct
@@ -37,7 +37,7 @@ type switchedOff struct {
 func (d *Director) inherit() error {
 	k, err := dial()
 	if err != nil {
-		return nil //nolint:nilerr // reconcile will report it
+		return err
 	}
 	defer k.Close()
 	var guarded [2]bool
@@ -80,8 +80,8 @@ func (m *Machine) inheritFrom(f *family, services map[string]served, hops func(s
 	for element, s := range services {
 		vip, port, ok := f.parseServiceKey(element)
 		key := plan.LimitKey{VIP: vip, Service: s.service}
-		if _, still := m.want.Services[key]; !ok || still || wanted[element] {
-			delete(m.absences.came, key)
+		if !ok || wanted[element] {
+			delete(m.absences.came[key], arrival{port: port})
 			continue
 		}
 		table := openName(s.table, s.buckets)

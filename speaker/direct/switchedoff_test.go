@@ -50,6 +50,17 @@ func TestSwitchedOffServicesOutliveARestart(t *testing.T) {
 	w.want(some("n1", "n2", "n3")...)
 	require.Empty(t, w.nodes["n1"].director.Status().switchedOff)
 	w.live(all, "switched on again")
+
+	w.ports = []plan.Port{{Protocol: unix.IPPROTO_TCP, Number: 81}}
+	w.want(some("n1", "n2", "n3")...)
+	for _, owner := range w.names {
+		w.own(owner)
+		w.live(all, "their port is no longer the Service's: moved to "+owner)
+	}
+	w.nodes["n3"].stop()
+	w.start("n3")
+	w.want(some("n1", "n2", "n3")...)
+	w.live(all, "the speaker of their owner was replaced after that")
 }
 
 // alone returns a node on a segment that it has to itself, and a Director for it.
@@ -121,7 +132,8 @@ func TestInherit(t *testing.T) {
 		require.WithinDuration(t, time.Now().Add(switchedOffTime), off.until, time.Minute, key)
 	}
 	few, every := d.switchedOff[key(1, "default/few")], d.switchedOff[key(2, "default/all")]
-	require.Len(t, d.switchedOff, 2)
+	require.Len(t, d.switchedOff, 3)
+	require.Equal(t, two[1:], d.switchedOff[key(3, "default/other")].Ports, "the Service has another port now")
 	keeping := func(names ...string) (all []plan.Backend) {
 		for _, n := range names {
 			all = append(all, plan.Backend{Node: n, Draining: 1})

@@ -44,7 +44,8 @@ type world struct {
 	gateways atomic.Pointer[[]netip.Addr]
 	extra    map[string][]netip.Addr // Node objects without a node
 	byClient bool
-	cluster  bool // the Services have policy Cluster, whose tables are eight times as large
+	ports    []plan.Port // of the Service; nil: web
+	cluster  bool        // the Services have policy Cluster, whose tables are eight times as large
 	guard    time.Duration
 	hold     time.Duration
 	most     int          // the largest number of buckets

@@ -67,18 +67,28 @@ func (h *holdings) settle(a *account, shows []ipam.Held, now time.Time) (freed [
 		return nil
 	}
 	has := h.Holds(a.owner.UID)
-	var stays []ipam.Holding
 	for _, left := range leaving {
 		if holds(shows, left.Addr) && !holds(has, left.Addr) {
-			stays = append(stays, ipam.Holding{Owner: a.leaving, Addr: left.Addr, Since: h.HeldSince(a.leaving.UID, left.Addr)})
+			continue
 		}
-	}
-	freed = h.Release(a.leaving.UID, now)
-	for _, g := range stays {
-		h.Restore(g)
-		freed = slices.DeleteFunc(freed, func(addr netip.Addr) bool { return addr == g.Addr })
+		h.Leave(a.leaving.UID, left.Addr, now)
+		freed = append(freed, left.Addr)
 	}
 	return freed
+}
+
+// follow makes the owner hold what its object shows of all that it holds or has given back, except what it is barred from, and no more.
+func (h *holdings) follow(a *account, shows []netip.Addr) {
+	for _, g := range h.Holds(a.owner.UID) {
+		if !slices.Contains(shows, g.Addr) {
+			h.Transfer(g.Addr, a.owner.UID, a.leaving)
+		}
+	}
+	for _, g := range h.Holds(a.leaving.UID) {
+		if slices.Contains(shows, g.Addr) && !slices.Contains(a.barred, g.Addr) {
+			h.Transfer(g.Addr, a.leaving.UID, a.owner)
+		}
+	}
 }
 
 // departing returns the addresses that go into quarantine once the owner has given them back. Those that others hold, too,

@@ -235,21 +235,14 @@ func (l *Ledger) keep(svc *corev1.Service, labels map[string]string, now time.Ti
 		asked := a.asked
 		req, _ := RequestOf(svc, labels, l.dialects)
 		asked.Sharing = req.Sharing
+		l.held.follow(a, shows) // it may have been about to leave an address that it shows
 		a.barred = append(a.barred, l.held.abide(a, asked, now)...)
 		l.retry = l.retry || !reflect.DeepEqual(a.asked.Sharing, req.Sharing)
-		after, leaving := l.held.Holds(a.owner.UID), l.held.Holds(a.leaving.UID)
-		// It may have been about to leave an address that it shows.
-		stays := func(h ipam.Held) bool { return slices.Contains(shows, h.Addr) && !slices.Contains(a.barred, h.Addr) }
-		for _, h := range slices.Concat(after, leaving) {
-			if stays(h) {
-				v.Held = append(v.Held, h)
-			}
-		}
-		v.GivenBack = Addrs(slices.DeleteFunc(leaving, stays))
+		v.Held, v.GivenBack = l.held.Holds(a.owner.UID), Addrs(l.held.Holds(a.leaving.UID))
 		v.Records = l.held.departing(a, false, now)
 		l.leasing.seek(a, asked, &v, now)
 		l.waiters.remove(a)
-		a.asked, a.edition, a.verdict = asked, 0, Verdict{Held: after, Renumbered: a.verdict.Renumbered}
+		a.asked, a.edition, a.verdict = asked, 0, Verdict{Held: v.Held, Renumbered: a.verdict.Renumbered}
 	}
 	shown := condition != nil && condition.Status == metav1.ConditionTrue && len(v.Held) == len(shows) && len(v.GivenBack) == 0
 	return v, condition == nil || shown

@@ -53,7 +53,7 @@ const badge = (text, tone, title) => el("span", { class: `badge ${tone}`, title 
 // show makes the container's children those of the section, and keeps those that
 // did not change.
 const shown = new Map(); // container -> Map(id -> {row, element})
-function show(container, section, draw, empty) {
+function show(container, section, draw, empty, more) {
   const before = shown.get(container);
   const after = new Map();
   const children = section.order.map((id) => {
@@ -64,7 +64,8 @@ function show(container, section, draw, empty) {
     after.set(id, { row, element });
     return element;
   });
-  if (children.length === 0 && empty) children.push(empty());
+  if (children.length === 0 && empty) children.push(empty(section.unknown ? "Not known." : undefined));
+  if (more && section.more) children.push(more(`and ${number.format(section.more)} more: lodestone status shows all`));
   const same = children.length === container.children.length && children.every((c, i) => c === container.children[i]);
   if (!same) container.replaceChildren(...children);
   shown.set(container, after);
@@ -78,36 +79,39 @@ const draw = {
     $("verdict").className = `verdict ${h.warnings ? "bad" : "good"}`;
     $("verdict").querySelector("h2").textContent = h.warnings ? count(h.warnings, "thing to look at", "things to look at") : "All is well";
     const [configured, parts] = h.configuration.split(": ");
+    const tile = (name, of, big, bad, good) => of ? [name, big(of), of.bad ? `${number.format(of.bad)} ${bad}` : good(of), of.bad > 0] : [name, "not known", "", false];
     const tiles = [
-      ["Services", number.format(h.served), h.waiting ? `${number.format(h.waiting)} waiting` : "none is waiting", h.waiting > 0],
-      ["VIPs", number.format(h.vips), h.silent ? `${number.format(h.silent)} announced by nobody` : "all announced", h.silent > 0],
+      tile("Services", h.services, (of) => number.format(of.good), "waiting", () => "none is waiting"),
+      tile("VIPs", h.vips, (of) => number.format(of.good + of.bad), "announced by nobody", (of) => of.good ? "all announced" : ""),
       ["Speakers", h.speakers.replace(" ready", ""), missing(h.speakers) || (h.speakers.endsWith(" ready") ? "ready" : ""), missing(h.speakers)],
-      ["BGP sessions", h.sessions ? `${h.up} of ${h.sessions}` : "none", h.up < h.sessions ? `${number.format(h.sessions - h.up)} not established` : h.sessions ? "established" : "", h.up < h.sessions],
-      ["Controller", h.controller.replace(" ready", ""), h.leader ? `${h.leader} leads` : "nobody leads", !h.leader],
+      tile("BGP sessions", h.sessions, (of) => of.good + of.bad ? `${number.format(of.good)} of ${number.format(of.good + of.bad)}` : "none", "not established", (of) => of.good ? "established" : ""),
+      ["Controller", h.controller.replace(" ready", ""), h.leader ? `${h.leader} leads` : h.controller === "not read" ? "" : "nobody leads", !h.leader],
       ["Configuration", configured, parts ?? "", configured !== "valid"],
     ];
     $("tiles").replaceChildren(...tiles.map(([name, big, sub, bad]) =>
       el("div", { class: "tile" }, el("dt", {}, name), el("dd", { class: "big" }, big), el("dd", { class: bad ? "sub bad" : "sub" }, sub))));
   },
   warnings(section) {
-    show($("verdict").querySelector("ul"), section, (w) => el("li", {}, el("b", {}, w.about), el("span", {}, w.message)));
+    show($("verdict").querySelector("ul"), section, (w) => el("li", {}, el("b", {}, w.about), el("span", {}, w.message)), undefined,
+      (text) => el("li", {}, el("span", {}, text)));
   },
   pools(section) {
     show($("pools"), section, (p) => el("div", { class: `pool ${p.tone}` },
       el("div", { class: "row" }, el("span", {}, p.name), el("span", {}, p.family ?? "")),
       bar([[p.used], [p.quarantined, "quarantined"], [p.reserved, "reserved"]], p.text),
       el("div", { class: "row" }, el("span", { class: p.tone === "bad" ? "detail bad" : "detail" }, p.text), p.note ? badge(p.note, "note") : el("span"))),
-    () => el("p", { class: "empty" }, "No pools."));
+    (unknown) => el("p", { class: "empty" }, unknown ?? "No pools."), (text) => el("p", { class: "empty" }, text));
   },
   nodes(section) {
     $("nodes-count").textContent = number.format(section.total);
     show($("nodes"), section, (n) => {
       const name = el("button", { type: "button", title: "Show what it announces" }, n.name);
       name.addEventListener("click", () => find(n.name));
-      const what = [n.layer2 && `${number.format(n.layer2)} by layer 2`, n.bgp && `${number.format(n.bgp)} by BGP`].filter(Boolean);
+      const what = [n.layer2 && `${number.format(n.layer2)} by layer 2`, n.bgp && `${number.format(n.bgp)} by BGP`].filter(Boolean).join(", ") ||
+        (n.unknown ? "not known what it announces" : "announces nothing");
       const card = el("div", { class: "node" }, el("div", { class: "row" }, name, n.ready ? badge("ready", "good") : badge(n.problem ? "not ready" : "no speaker", n.problem ? "bad" : "")),
-        bar([[n.share]], what.join(", ") || "announces nothing"),
-        el("div", { class: "detail" }, what.join(", ") || "announces nothing"));
+        bar([[n.share]], what),
+        el("div", { class: "detail" }, what));
       if (n.problem) card.append(el("div", { class: "detail bad" }, n.problem));
       const sessions = (n.sessions ?? []).map((s) => {
         const up = s.state === "established";
@@ -126,7 +130,7 @@ const draw = {
       const card = el("div", { class: "peer" }, el("div", { class: "row" }, el("span", {}, p.name), badge(`${p.up} of ${p.nodes} up`, p.up < p.nodes ? "bad" : "good")));
       if (p.message) card.append(el("div", { class: "detail bad" }, p.message));
       return card;
-    });
+    }, undefined, (text) => el("p", { class: "empty" }, text));
   },
   vips(section) {
     $("vips-count").textContent = number.format(section.total);
@@ -134,9 +138,10 @@ const draw = {
       const who = el("td", {});
       if (v.owner) who.append(el("span", {}, v.owner));
       if (v.routers) who.append(el("span", { class: v.owner ? "detail" : "" }, `BGP: ${names(v.routers, v.moreRouters)}`));
+      if (v.others) who.append(el("span", { class: "detail" }, "others: the configuration has advertisements: []"));
       if (v.reason) who.append(badge(v.reason, "bad"), el("span", { class: "detail" }, v.message ?? ""));
       return el("tr", {}, el("td", { class: "vip" }, v.vip), who, el("td", {}, names(v.services ?? [], v.moreServices)), el("td", {}, v.pool ?? ""));
-    }, () => el("tr", {}, el("td", { colspan: 4, class: "empty" }, "No VIP is like that.")));
+    }, (unknown) => el("tr", {}, el("td", { colspan: 4, class: "empty" }, unknown ?? "No VIP is like that.")));
     pages("vips", section, 25);
   },
   events(section) {
@@ -162,7 +167,7 @@ function pages(name, section, size) {
 function change(event) {
   for (const [name, c] of Object.entries(JSON.parse(event.data).sections)) {
     const rows = { ...sections.get(name)?.rows, ...c.rows };
-    const section = { order: c.order, total: c.total, page: c.page, rows: Object.fromEntries(c.order.map((id) => [id, rows[id]])) };
+    const section = { ...c, rows: Object.fromEntries(c.order.map((id) => [id, rows[id]])) };
     sections.set(name, section);
     draw[name]?.(section);
   }
@@ -184,10 +189,14 @@ function connect() {
   const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value));
   source = new EventSource(`events?${parameters}`);
   source.addEventListener("change", (event) => { live("live", ""); change(event); });
-  source.addEventListener("open", () => { live("connected", "wait"); sections.clear(); });
-  source.addEventListener("error", () => {
+  source.addEventListener("again", connect); // the server sends no page for ever
+  source.addEventListener("open", () => { live("connected", "wait"); sections.clear(); shown.clear(); });
+  source.addEventListener("error", async (event) => {
     live("connection lost, trying again", "lost");
-    if (source.readyState === EventSource.CLOSED) again = setTimeout(connect, 5000); // refused: it does not try by itself
+    if (event.target.readyState !== EventSource.CLOSED) return;
+    again = setTimeout(connect, 5000); // refused: it does not try by itself, and does not show why
+    const answer = await fetch(`view?${parameters}`).catch(() => undefined);
+    if (answer?.ok === false && event.target === source) live(`refused, trying again: ${(await answer.text()).slice(0, 200)}`, "lost");
   });
 }
 

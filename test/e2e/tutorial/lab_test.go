@@ -22,6 +22,7 @@ import (
 
 // What make demo does.
 func TestTheDemo(t *testing.T) {
+	inTheFirstPlace(t)
 	var lines []string
 	err := demo.Run(t.Context(), lab.Options{Place: 1, Progress: t.Logf}, false, func(format string, args ...any) {
 		lines = append(lines, fmt.Sprintf(format, args...))

@@ -49,6 +49,7 @@ const (
 // who have a registry. It is on the lab's client, and nothing reaches any other one. What is
 // installed is what is committed, because a release is of a commit.
 func TestInstallFromARegistry(t *testing.T) {
+	t.Parallel()
 	root, err := lab.Root()
 	require.NoError(t, err)
 	i := &installer{T: t, clone: filepath.Join(t.TempDir(), "lodestone"), key: filepath.Join(t.TempDir(), "key.pem")}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,7 +27,17 @@ var inTheLab = strings.NewReplacer(
 	"203.0.113.2", "198.18.0.194",
 )
 
+// first is the lab's first place, which the documentation names: one test has it at a time, to the end of its cleanup.
+var first sync.Mutex
+
+func inTheFirstPlace(t *testing.T) {
+	t.Parallel()
+	first.Lock()
+	t.Cleanup(first.Unlock)
+}
+
 func TestTutorials(t *testing.T) {
+	inTheFirstPlace(t)
 	progress := func(format string, args ...any) { t.Logf("lab: "+format, args...) }
 	cluster, err := lab.Up(t.Context(), lab.Options{Place: 1, Progress: progress})
 	if err != nil {

@@ -106,13 +106,15 @@ found out, which the findings marked UNKNOWN name.`,
 
 // writeBundle writes the archive, all of it or nothing.
 func writeBundle(ctx context.Context, d *diagnosis.Diagnosis, name string) error {
-	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*.incomplete") // whoever interrupts it leaves that
 	if err != nil {
 		return err
 	}
-	err = errors.Join(d.Bundle(ctx, file), file.Close())
+	if err = errors.Join(d.Bundle(ctx, file), file.Close()); err == nil {
+		err = os.Rename(file.Name(), name)
+	}
 	if err != nil {
-		os.Remove(name)
+		os.Remove(file.Name())
 	}
 	return err
 }
