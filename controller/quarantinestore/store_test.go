@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -422,4 +423,20 @@ func BenchmarkFull(b *testing.B) {
 			b.Fatalf("%d bytes, %d dropped", len(text), len(full))
 		}
 	}
+}
+
+// A load balancer that answers for an API server which it does not reach does not have the records forgotten.
+func TestAPageIsNoAnswer(t *testing.T) {
+	simulated(t, func(t *testing.T, s *server, b *Store) {
+		require.NoError(t, b.Keep(t.Context(), release("203.0.113.5", "default/web", time.Hour)))
+		pages := 3
+		s.meddle = func(string) (before, after error) {
+			if pages--; pages < 0 {
+				return nil, nil
+			}
+			return apierrors.NewGenericServerResponse(http.StatusNotFound, "get", configMaps, ConfigMapName, "no such page", 0, true), nil
+		}
+		require.Len(t, load(t, s), 1)
+		require.Negative(t, pages)
+	})
 }

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 const (
@@ -71,7 +73,7 @@ func isTransient(err error) bool {
 func (s *Store) read(ctx context.Context) error {
 	object, err := s.client.Get(ctx, ConfigMapName, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case kube.Missing(err):
 		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: ConfigMapName}}
 	case err != nil:
 		return fmt.Errorf("get ConfigMap %s: %w", s, err)

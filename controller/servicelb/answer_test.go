@@ -2,12 +2,14 @@ package servicelb
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -40,4 +42,26 @@ func TestTheAnswerToAPatchIsNotKept(t *testing.T) {
 	require.Error(t, <-refused)
 	conflict = true
 	require.True(t, apierrors.IsConflict(api.PatchStatus(t.Context(), "shop", "web", []byte("{}"))), "a refusal is read")
+}
+
+// misled is an API that a load balancer does not reach: it answers for it.
+type misled struct{}
+
+func (misled) PatchStatus(context.Context, string, string, []byte) error {
+	return apierrors.NewGenericServerResponse(http.StatusNotFound, "patch", schema.GroupResource{Resource: "services"}, "web", "a page", 0,
+		true)
+}
+
+// A Service whose object was not written because of such an answer is not taken for one that is gone.
+func TestAPageIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	api := s.API
+	s.API = misled{}
+	s.server.create("default/web", s.clock)
+	s.see("default/web")
+	require.ErrorContains(t, s.reconcile(t.Context(), "default/web"), "could not find")
+	s.API = api
+	s.run()
+	s.has("web", "203.0.113.10", "True Allocated")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/lodestone-lb/lodestone/controller/quarantinestore"
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // errGone is returned for an old object of a Service that was deleted and created again.
@@ -206,7 +207,7 @@ func write(ctx context.Context, api API, svc *corev1.Service, body []byte) (bool
 	switch {
 	case err == nil:
 		return true, nil
-	case apierrors.IsNotFound(err), isOtherUID(err):
+	case kube.Missing(err), isOtherUID(err):
 		return false, nil // the watch is about to deliver that
 	default:
 		return false, fmt.Errorf("patch status of Service %s/%s: %w", svc.Namespace, svc.Name, err)

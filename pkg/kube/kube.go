@@ -16,4 +16,5 @@
 //	eventqueue.go     those that wait, with no object ahead of all others
 //	fairqueue.go      a queue in which namespaces take turns
 //	metrics.go        how the configuration stands
+//	missing.go        what the API server answers that there is not
 package kube

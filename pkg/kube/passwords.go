@@ -41,6 +41,8 @@ type Passwords struct {
 	changed notify.Signal
 	mu      sync.Mutex
 	known   map[config.SecretKey]password
+
+	refused map[string]bool // Secrets of which nothing is known, and that the API server refused the last time; of Run
 }
 
 // password is what came of reading one.
@@ -109,7 +111,7 @@ func (p *Passwords) read(ctx context.Context) {
 	if current == nil {
 		return
 	}
-	read, secrets := map[config.SecretKey]password{}, map[string]secret{}
+	read, secrets, refused := map[config.SecretKey]password{}, map[string]secret{}, map[string]bool{}
 	for i := range current.Peers {
 		key := current.Peers[i].Password
 		if key == nil {
@@ -120,10 +122,13 @@ func (p *Passwords) read(ctx context.Context) {
 		}
 		if of, known := p.inForce(*key, secrets[key.Name]); known {
 			read[*key] = of
+		} else if refusal(secrets[key.Name].err) {
+			refused[key.Name] = true
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.refused = refused
 	if !maps.Equal(read, p.known) {
 		p.known = read
 		p.changed.Notify()
@@ -143,18 +148,23 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 	return secret{s, err}
 }
 
+// refusal reports whether the API server has answered, and gives no Secret.
+func refusal(err error) bool { return Missing(err) || apierrors.IsForbidden(err) }
+
 // inForce returns what the Secret has. While it cannot be read, the last password that it had stays in force; if it is missing, until that
-// is so twice in a row. It is not known before the API server has given an answer.
+// is so twice in a row. It is not known before the API server has given an answer, and a refusal is one only if it is given twice in a
+// row: Helm applies a document before the Role that allows to read what it names, and the API server answers from memory, where a
+// Secret that was just made may not be yet.
 func (p *Passwords) inForce(key config.SecretKey, s secret) (of password, is bool) {
 	p.mu.Lock()
 	known, ok := p.known[key]
 	p.mu.Unlock()
 	name := p.namespace + "/" + key.Name
-	switch answered := s.err == nil || apierrors.IsNotFound(s.err) || apierrors.IsForbidden(s.err); {
+	switch answered := s.err == nil || refusal(s.err) && p.refused[key.Name]; {
 	case !ok && !answered:
 		p.log.Warn("Secret not read yet", "secret", name, "err", s.err)
 		return password{}, false
-	case !ok, known.fault != "", s.err == nil, apierrors.IsNotFound(s.err) && known.missed:
+	case !ok, known.fault != "", s.err == nil, Missing(s.err) && known.missed:
 		return passwordOf(s, name, key.Key), true
 	}
 	p.log.Warn("Secret not read, its last value stays", "secret", name, "err", s.err)
@@ -164,7 +174,7 @@ func (p *Passwords) inForce(key config.SecretKey, s secret) (of password, is boo
 // unread returns the password after its Secret could not be read. The API server forbids to read it while it starts, before it has read
 // what its roles allow. The password counts as outdated when it goes on with that.
 func (of password) unread(err error, name string) password {
-	of.missed = apierrors.IsNotFound(err)
+	of.missed = Missing(err)
 	switch forbidden := apierrors.IsForbidden(err); {
 	case of.missed:
 		of.forbidden, of.outdated = time.Time{}, ""
@@ -179,7 +189,7 @@ func (of password) unread(err error, name string) password {
 // passwordOf returns the Secret's password, or why it has none.
 func passwordOf(s secret, name, key string) password {
 	switch {
-	case apierrors.IsNotFound(s.err):
+	case Missing(s.err):
 		return password{fault: "there is no Secret " + name}
 	case apierrors.IsForbidden(s.err):
 		return password{fault: denied(s.err, name)}

@@ -30,6 +30,42 @@ advertisements: [{name: tor, bgp: {}}]
 peers: [{name: tor, address: 203.0.113.254, localASN: 64512, peerASN: 64513, passwordSecretRef: {name: tor}}]
 `
 
+// A peer is given another Secret by an upgrade: the document is there before the Role that allows to read the Secret, or the API
+// server does not know the Secret yet. The password is not known until the next look, and nobody takes it for one that there is not.
+func TestPasswordsOfAnUpgrade(t *testing.T) {
+	secrets := schema.GroupResource{Resource: "secrets"}
+	for name, first := range map[string]error{"forbidden": apierrors.NewForbidden(secrets, "tor", nil),
+		"not there": apierrors.NewNotFound(secrets, "tor")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := testapi.New(&corev1.ConfigMap{
+					ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: config.ConfigMapName},
+					Data:       map[string]string{config.Key: withPassword},
+				}, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "tor"},
+					Data: map[string][]byte{"password": []byte("x")}})
+				looks := 0
+				client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+					looks++
+					return looks == 1, nil, first
+				})
+				watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
+				go watcher.Run(t.Context())
+				p := kube.NewPasswords(client, config.Namespace, watcher, slog.New(slog.DiscardHandler))
+				go p.Run(t.Context())
+				key := config.SecretKey{Name: "tor", Key: "password"}
+				time.Sleep(time.Second)
+				_, err := p.Password(key)
+				require.ErrorIs(t, err, config.ErrNotRead)
+				require.Equal(t, 1, looks)
+				time.Sleep(10 * time.Second)
+				value, err := p.Password(key)
+				require.NoError(t, err)
+				require.Equal(t, "x", value)
+			})
+		})
+	}
+}
+
 func TestPasswordsFollowTheirSecret(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := testapi.New(&corev1.ConfigMap{
@@ -66,6 +102,7 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		}
 		has("", config.ErrNotRead.Error()) // a session with the peer stays until there is an answer
 		down.Store(forbidden)
+		has("", config.ErrNotRead.Error()) // the Role may be on its way
 		has("", "list it in the value speaker.bgp.passwordSecrets")
 		down.Store(nil)
 		has("", "there is no Secret lodestone-system/tor")
