@@ -81,11 +81,11 @@ func (f *flags) register(set *pflag.FlagSet) {
 
 // settings are what the flags mean.
 type settings struct {
-	log     *slog.Logger
-	client  kubernetes.Interface
-	api     *apiclient.Transport
-	address netip.AddrPort
-	secret  keys.Secret
+	log              *slog.Logger
+	client, reviewer kubernetes.Interface
+	api              *apiclient.Transport
+	address          netip.AddrPort
+	secret           keys.Secret
 }
 
 func (f *flags) settings() (*settings, error) {
@@ -120,6 +120,10 @@ func (f *flags) settings() (*settings, error) {
 	}
 	if s.client, err = kubernetes.NewForConfig(rest); err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	rest.QPS = -1 // debughttp bounds what strangers can cause; client-go would have others wait for them
+	if s.reviewer, err = kubernetes.NewForConfig(rest); err != nil {
+		return nil, fmt.Errorf("make a client for the review of tokens: %w", err)
 	}
 	return s, nil
 }

@@ -114,7 +114,7 @@ func run(ctx context.Context, f *flags) error {
 		KubeProxy: proxy, Forwarding: director, Crowd: members.Crowd, Report: members.Report, Log: s.log, Registry: registry,
 	})
 	server := debughttp.New(debughttp.Options{
-		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.client), Gatherer: registry,
+		Address: f.listen, CertFile: f.certFile, KeyFile: f.keyFile, Authorizer: debughttp.NewDelegate(s.reviewer), Gatherer: registry,
 		Status: func() any {
 			return status{loop.Status(), announcer.Status(), limiter.Status(), director.View(), router.Peers(), watchdog.States(),
 				podRoutes.Status(), members.Detection()}

@@ -212,6 +212,18 @@ func TestNoSpeakerStartsWithoutAMembershipKey(t *testing.T) {
 		"read the membership key", "the environment is no substitute for the file")
 }
 
+// What strangers can ask for has bounds of its own. client-go's would be shared with those who are no strangers.
+func TestReviewsDoNotWaitForClientGo(t *testing.T) {
+	t.Setenv("LODESTONE_MEMBERSHIP_KEY", strings.Repeat("k", 32))
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(path, []byte(`{clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], current-context: c, `+
+		`contexts: [{name: c, context: {cluster: c}}]}`), 0o600))
+	s, err := parsed(t, "--node-name=n1", "--node-ip=127.0.0.1", "--kubeconfig="+path).settings()
+	require.NoError(t, err)
+	require.Nil(t, s.reviewer.AuthenticationV1().RESTClient().GetRateLimiter())
+	require.NotNil(t, s.client.CoreV1().RESTClient().GetRateLimiter())
+}
+
 // The file changes while the speaker runs, the environment cannot: the file counts.
 func TestKeyFileWinsOverTheEnvironment(t *testing.T) {
 	fromFile, fromEnvironment := strings.Repeat("f", 32), strings.Repeat("e", 32)

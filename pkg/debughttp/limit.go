@@ -49,10 +49,14 @@ func trust(ctx context.Context) {
 	}
 }
 
-// sourceOf returns the address that the request comes from.
+// sourceOf returns the address that the request comes from. A host has all IPv6 addresses of a /64: it is one source with any of them.
 func sourceOf(r *http.Request) netip.Addr {
 	from, _ := netip.ParseAddrPort(r.RemoteAddr)
-	return from.Addr().Unmap().WithZone("")
+	addr := from.Addr().Unmap().WithZone("")
+	if addr.Is6() {
+		addr = netip.PrefixFrom(addr, 64).Masked().Addr()
+	}
+	return addr
 }
 
 // budget bounds the questions to the API server that strangers can cause.

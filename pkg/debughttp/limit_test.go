@@ -314,3 +314,12 @@ func TestThrottle(t *testing.T) {
 		assert.LessOrEqual(t, len(throttle.accepted), maxAccepted)
 	})
 }
+
+// A host has all addresses of a /64, and is one source with any of them.
+func TestSources(t *testing.T) {
+	t.Parallel()
+	for from, want := range map[string]string{"203.0.113.1:80": "203.0.113.1", "[::ffff:203.0.113.1]:80": "203.0.113.1",
+		"[2001:db8::1:2]:80": "2001:db8::", "[2001:db8::1:3]:81": "2001:db8::", "[fe80::1%eth0]:80": "fe80::"} {
+		require.Equal(t, want, sourceOf(&http.Request{RemoteAddr: from}).String(), from)
+	}
+}
