@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -557,4 +558,41 @@ func TestServiceOfAnotherClassLosesItsLeaseToo(t *testing.T) {
 	s.lessor.ends("eth1", "198.18.0.240", "the lease of 198.18.0.240 ended")
 	s.run()
 	s.has("web", "", "")
+}
+
+// A lease ends before the controller has seen that the Service's object shows the address, and the Service waits for the same reason
+// as before it had the lease. Until the controller has seen that, nobody else gets the address.
+func TestALeaseEndsBeforeItIsSeen(t *testing.T) {
+	t.Parallel()
+	const addr = "198.18.0.240"
+	s := newStory(t)
+	s.lessor.serves("eth1")
+	s.configure(office)
+	s.creates("web")
+	s.has("web", "", "False LeasePending")
+	why := s.lessor.states["eth1"]["kubernetes/default/web"].Err.Error()
+	s.lessor.serves("eth1", addr)
+	s.lessor.notify()
+	require.True(t, s.followedLeases())
+	require.NoError(t, s.reconcile(t.Context(), "default/web"))
+	s.has("web", addr, "True Allocated")
+	s.lessor.mute = true
+	s.lessor.ends("eth1", addr, why)
+	require.True(t, s.followedLeases())
+	require.True(t, apierrors.IsConflict(s.reconcile(t.Context(), "default/web")), "the object may be an old one")
+
+	s.server.create("default/other", s.clock)
+	s.see("default/other")
+	require.NoError(t, s.reconcile(t.Context(), "default/other"))
+	require.True(t, s.followedLeases())
+	delete(s.lessor.leased["eth1"], netip.MustParseAddr(addr)) // it is for the next one who asks
+	s.lessor.states["eth1"]["kubernetes/default/other"] = s.lessor.answer("eth1", s.lessor.clients["eth1"]["kubernetes/default/other"],
+		ledger.LeaseState{})
+	s.lessor.notify()
+	require.True(t, s.followedLeases())
+	require.NoError(t, s.reconcile(t.Context(), "default/other"))
+	s.has("other", "", "")
+	s.run()
+	s.has("web", "", "False LeasePending")
+	s.has("other", addr, "True Allocated")
 }

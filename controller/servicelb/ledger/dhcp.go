@@ -419,6 +419,11 @@ func (l *leasing) seek(a *account, req ipam.Request, v *Verdict, now time.Time) 
 		l.work = true
 	}
 	v.Leases, v.Overdue = s.among(v.Held)
+	for _, addr := range s.shown {
+		if !holds(v.Held, addr) {
+			v.GivenBack = append(v.GivenBack, addr)
+		}
+	}
 	if r := v.Refusal; r == nil || len(waitsOn) == 0 || r.Reason != ipam.PoolExhausted && r.Reason != ipam.QuotaExceeded {
 		return
 	}
