@@ -102,7 +102,7 @@ func (a *absences) follow(now time.Time, want plan.Forwarding, forwarded func(pl
 	joined := map[change][]string{}
 	for key, s := range want.Services {
 		was, known := forwarded(key)
-		anew := !known || was.Seed != s.Seed // another Service of the same name, which is hashed in another way
+		anew := !known || was.Seed%seeds != s.Seed%seeds // another Service of the name, which is hashed in another way
 		if anew {
 			was.Ports = nil
 		}
