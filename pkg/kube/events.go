@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -59,7 +60,8 @@ type Recorder struct {
 type event struct {
 	object                     *corev1.ObjectReference
 	eventType, reason, message string
-	id                         string // see Once
+	id                         string    // see Once
+	at                         time.Time // when it was reported
 }
 
 // NewRecorder returns a recorder that starts with Run. Events carry the
@@ -92,7 +94,7 @@ func (r *Recorder) Once(object runtime.Object, eventType, reason, message, id st
 	} else {
 		eventType = corev1.EventTypeNormal // there is no other
 	}
-	queue.push(event{ref, eventType, reason, message, id})
+	queue.push(event{ref, eventType, reason, message, id, time.Now()})
 }
 
 // next returns the next Event to write; false: the context has ended.
@@ -124,8 +126,9 @@ func (r *Recorder) Run(ctx context.Context) error {
 	defer broadcaster.Shutdown()
 	w := eventWriter{EventSink: named{&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events("")}},
 		EventCorrelator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{BurstSize: eventsOnObject, QPS: eventsOnObjectPerSec})}
-	written := make(chan struct{}, 1)
+	written, at := make(chan struct{}, 1), time.Time{}
 	broadcaster.StartEventWatcher(func(e *corev1.Event) {
+		e.FirstTimestamp, e.LastTimestamp = metav1.NewTime(at), metav1.NewTime(at) // client-go's are those of the writing
 		w.write(ctx, e)
 		written <- struct{}{}
 	})
@@ -136,6 +139,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 		if !ok {
 			break
 		}
+		at = e.at
 		to.AnnotatedEventf(e.object, map[string]string{eventID: e.id}, e.eventType, e.reason, "%s", e.message)
 		select {
 		case <-written:

@@ -154,6 +154,7 @@ func TestAnEventOutlastsAnAPIServerThatDoesNotAnswer(t *testing.T) {
 		list, err := client.CoreV1().Events("shop").List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
 		require.Len(t, list.Items, 1)
+		require.WithinDuration(t, back.Add(-time.Minute), list.Items[0].LastTimestamp.Time, 0, "it has the time at which it was reported")
 		cancel()
 		require.NoError(t, <-ended)
 	})

@@ -28,6 +28,8 @@ const (
 	// forbiddenTime is how long the API server has to forbid reading a Secret before people are to see to it: while it
 	// starts it forbids that, too.
 	forbiddenTime = time.Minute
+	// refusedTime is how long it has to refuse a Secret of which nothing is known yet.
+	refusedTime = passwordsEvery / 2
 )
 
 // Passwords follows the Secrets that the configuration names for BGP peers.
@@ -42,7 +44,7 @@ type Passwords struct {
 	mu      sync.Mutex
 	known   map[config.SecretKey]password
 
-	refused map[string]bool // Secrets of which nothing is known, and that the API server refused the last time; of Run
+	refused map[string]time.Time // since when the API server refuses Secrets of which nothing is known; of Run
 }
 
 // password is what came of reading one.
@@ -111,7 +113,7 @@ func (p *Passwords) read(ctx context.Context) {
 	if current == nil {
 		return
 	}
-	read, secrets, refused := map[config.SecretKey]password{}, map[string]secret{}, map[string]bool{}
+	read, secrets, refused := map[config.SecretKey]password{}, map[string]secret{}, map[string]time.Time{}
 	for i := range current.Peers {
 		key := current.Peers[i].Password
 		if key == nil {
@@ -123,7 +125,7 @@ func (p *Passwords) read(ctx context.Context) {
 		if of, known := p.inForce(*key, secrets[key.Name]); known {
 			read[*key] = of
 		} else if refusal(secrets[key.Name].err) {
-			refused[key.Name] = true
+			refused[key.Name] = p.refusedSince(key.Name)
 		}
 	}
 	p.mu.Lock()
@@ -148,19 +150,27 @@ func (p *Passwords) get(ctx context.Context, name string) secret {
 	return secret{s, err}
 }
 
+// refusedSince returns since when the API server refuses the Secret: since now, if it has not before.
+func (p *Passwords) refusedSince(name string) time.Time {
+	if since, known := p.refused[name]; known {
+		return since
+	}
+	return time.Now()
+}
+
 // refusal reports whether the API server has answered, and gives no Secret.
 func refusal(err error) bool { return Missing(err) || apierrors.IsForbidden(err) }
 
 // inForce returns what the Secret has. While it cannot be read, the last password that it had stays in force; if it is missing, until that
-// is so twice in a row. It is not known before the API server has given an answer, and a refusal is one only if it is given twice in a
-// row: Helm applies a document before the Role that allows to read what it names, and the API server answers from memory, where a
-// Secret that was just made may not be yet.
+// is so twice in a row. It is not known before the API server has given an answer, and a refusal is one only if it lasts:
+// Helm applies a document before the Role that allows to read what it names, and the API server answers from memory, where a Secret
+// that was just made may not be yet.
 func (p *Passwords) inForce(key config.SecretKey, s secret) (of password, is bool) {
 	p.mu.Lock()
 	known, ok := p.known[key]
 	p.mu.Unlock()
 	name := p.namespace + "/" + key.Name
-	switch answered := s.err == nil || refusal(s.err) && p.refused[key.Name]; {
+	switch answered := s.err == nil || refusal(s.err) && time.Since(p.refusedSince(key.Name)) >= refusedTime; {
 	case !ok && !answered:
 		p.log.Warn("Secret not read yet", "secret", name, "err", s.err)
 		return password{}, false

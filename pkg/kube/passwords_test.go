@@ -43,10 +43,9 @@ func TestPasswordsOfAnUpgrade(t *testing.T) {
 					Data:       map[string]string{config.Key: withPassword},
 				}, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: config.Namespace, Name: "tor"},
 					Data: map[string][]byte{"password": []byte("x")}})
-				looks := 0
+				began := time.Now()
 				client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-					looks++
-					return looks == 1, nil, first
+					return time.Since(began) < 3*time.Second, nil, first
 				})
 				watcher := kube.NewConfigWatcher(client, kube.ConfigOptions{Log: slog.New(slog.DiscardHandler)})
 				go watcher.Run(t.Context())
@@ -56,7 +55,6 @@ func TestPasswordsOfAnUpgrade(t *testing.T) {
 				time.Sleep(time.Second)
 				_, err := p.Password(key)
 				require.ErrorIs(t, err, config.ErrNotRead)
-				require.Equal(t, 1, looks)
 				time.Sleep(10 * time.Second)
 				value, err := p.Password(key)
 				require.NoError(t, err)
