@@ -24,7 +24,7 @@ type group struct {
 type plan struct {
 	// turns run one after the other, those after the first when all that runs aside has ended, too.
 	turns []group
-	// aside run beside each other with what processor time is left, from the first test of the package beside on.
+	// aside run one after the other, too, with what processor time is left, from the first test of the package beside on.
 	aside  []group
 	beside string
 }

@@ -10,18 +10,15 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // run runs the plan's tests with these arguments, and adds what becomes of them to the summary. An error means
 // that tests could not be run: one that fails is in the summary alone.
 func run(ctx context.Context, p plan, args []string, s *summary) error {
-	var aside errgroup.Group
+	var aside sync.WaitGroup
+	var failed error
 	begin := sync.OnceFunc(func() {
-		for i := range p.aside {
-			aside.Go(func() error { return each(ctx, p.aside[i:i+1], args, s, true) })
-		}
+		aside.Go(func() { failed = each(ctx, p.aside, args, s, true) })
 	})
 	s.began = func(pkg string) {
 		if pkg == p.beside {
@@ -30,7 +27,8 @@ func run(ctx context.Context, p plan, args []string, s *summary) error {
 	}
 	err := each(ctx, p.turns[:1], args, s, false)
 	begin()
-	return errors.Join(err, aside.Wait(), each(ctx, p.turns[1:], args, s, false))
+	aside.Wait()
+	return errors.Join(err, failed, each(ctx, p.turns[1:], args, s, false))
 }
 
 // each runs the groups one after the other, all of them whatever becomes of one.
