@@ -10,8 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -120,7 +120,8 @@ func living(t *testing.T, m config.Membership, speakers int, loss uint32, d time
 		s.loss.Store(loss)
 		time.Sleep(d)
 		for _, task := range all {
-			logged := strings.Count(log.String(), `"speaker gone" node=`+task.options.Node+"\n")
+			gone := regexp.MustCompile(`"speaker gone" at=\S+ node=` + task.options.Node + "\n")
+			logged := len(gone.FindAllString(log.String(), -1))
 			losses += (logged + speakers - 2) / (speakers - 1)
 		}
 		verdicts = count(all) - before
