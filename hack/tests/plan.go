@@ -68,7 +68,7 @@ func newPlan(ctx context.Context, root, kind string) (plan, error) {
 	if rest.packages, err = but(ctx, e2e, longestE2E, stories); err != nil {
 		return plan{}, err
 	}
-	computing := group{dir: root, flags: []string{"-p=1"}, packages: pure}
+	computing := group{dir: root, flags: []string{"-p=2"}, packages: pure}
 	releases := group{dir: release, flags: []string{"-p=1"}, packages: []string{"./..."}}
 	turns := []group{unit, {dir: e2e, packages: []string{stories}}, rest}
 	switch kind {

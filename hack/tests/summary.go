@@ -141,8 +141,8 @@ func (s *summary) finishPackage(k key, e event) {
 		running = true
 		s.finishTest(test, event{Action: "fail"})
 	}
-	if waiting > 0 {
-		s.fail(k.pkg, waiting, fmt.Sprintf(" ended before the turn of %d tests\n", waiting))
+	if s.skipped += waiting; waiting > 0 {
+		s.failures = append(s.failures, fmt.Sprintf("skipped: %s ended before the turn of %d tests\n", k.pkg, waiting))
 	}
 	if output := s.output[k]; e.Action == "fail" && (running && output != nil || s.bad[k.pkg] == 0) {
 		// It did not build, panicked, or timed out.

@@ -75,7 +75,7 @@ func TestSummary(t *testing.T) {
 			want: "FAIL p TestB\ngot 1, want 2\npanic: no disco\n" + strings.Repeat("x", excerpt) +
 				"\nFAIL p 1s\nFAIL p (1 tests, 0.0s)\nfailed: p TestB\ngot 1, want 2\npanic: no disco\n" +
 				strings.Repeat("x", excerpt/2-len("panic: no disco\n")) +
-				"[...]\nfailed: p ended before the turn of 1 tests\nfailed: p\nFAIL p 1s\n0 passed, 2 failed, 0 skipped\n",
+				"[...]\nskipped: p ended before the turn of 1 tests\nfailed: p\nFAIL p 1s\n0 passed, 1 failed, 1 skipped\n",
 		},
 		{
 			name: "a package that does not build is a failed test",

@@ -49,73 +49,79 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	s.afterwards(func() { require.NoError(s, s.Lab.SetProxyMode(s.ctx, "n3", lab.NFTables)) })
 	require.NoError(t, s.Lab.SetProxyMode(s.ctx, "n3", lab.IPTables))
 	s.echo(6)
-	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
-		t.Run(string(policy), func(t *testing.T) {
-			s, name := s.part(t), strings.ToLower(string(policy))
-			s.config(dualPools)
-			s.service(name, dualStack, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
-			vips := s.allAddresses(name, 2)
-			vip := vips[0]
-			for _, vip := range vips {
-				s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
-			}
-			all := []*probe.Connections{s.connect(vips[0], 20, usual), s.connect(vips[1], 20, usual)}
-			s.config(dualPools + fmt.Sprintf(directForwarding, ""))
-			s.forwards()
-			for _, vip := range vips {
-				some := s.connect(vip, 30, usual)
-				if policy == "Local" {
-					require.Greater(t, len(some.Snapshot().Nodes()), 1, "the owner alone serves")
-				}
-				all = append(all, some, s.connect(vip, 20, idle), s.connect(vip, 5, bulk))
-			}
-			lives := func(what string) {
-				t.Helper()
-				s.askAll(all...)
-				for _, c := range all {
-					require.Empty(t, c.Snapshot().Broken, what)
-				}
-			}
-			lives("switched on")
+	s.config(dualPools)
+	s.service("local", dualStack, localPolicy)
+	s.service("cluster", dualStack)
+	local := s.allAddresses("local", 2)
+	vips := slices.Concat(local, s.allAddresses("cluster", 2))
+	var all []*probe.Connections
+	for _, vip := range vips {
+		s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+		all = append(all, s.connect(vip, 20, usual))
+	}
+	s.config(dualPools + fmt.Sprintf(directForwarding, ""))
+	s.forwards()
+	for _, vip := range vips {
+		some := s.connect(vip, 20, usual)
+		if slices.Contains(local, vip) {
+			require.Greater(t, len(some.Snapshot().Nodes()), 1, "the owner alone serves")
+		}
+		all = append(all, some, s.connect(vip, 10, idle), s.connect(vip, 3, bulk))
+	}
+	lives := func(what string) {
+		t.Helper()
+		s.askAll(all...)
+		for _, c := range all {
+			require.Empty(t, c.Snapshot().Broken, what)
+		}
+	}
+	lives("switched on")
 
-			owner := s.owner(vip)
-			s.afterwards(func() { s.label(owner, excludeLabel, "") })
-			s.label(owner, excludeLabel, "true")
-			s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
-			lives("excluded the owner")
-			s.label(owner, excludeLabel, "")
+	var owner string
+	for _, owner = range s.Lab.Nodes() {
+		s.config(dualPools + fmt.Sprintf(directForwarding, preferring(owner)))
+		for _, vip := range vips {
 			s.ownedBy(vip, owner)
-			lives("the owner is back")
+		}
+		lives("preferred " + owner)
+	}
+	s.afterwards(func() { s.label(owner, excludeLabel, "") })
+	s.label(owner, excludeLabel, "true")
+	for _, vip := range vips {
+		s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
+	}
+	lives("excluded the owner")
+	s.label(owner, excludeLabel, "")
+	for _, vip := range vips {
+		s.ownedBy(vip, owner)
+	}
+	lives("the owner is back")
+	require.NoError(t, s.RollSpeakers(s.ctx))
+	lives("replaced the speakers")
+	for _, vip := range vips {
+		s.ownedBy(vip, owner)
+	}
+	s.killSpeaker(owner)
+	lives("killed the owner's speaker")
+	s.forwards()
+	for _, vip := range vips {
+		s.eventually("somebody owns the VIP", func() error { return s.OneAnswerer(s.ctx, vip) })
+	}
+	lives("it is back")
+	for node, mode := range map[string]string{"n1": lab.NFTables, "n3": lab.IPTables} {
+		require.NoError(t, s.Lab.SetProxyMode(s.ctx, node, mode))
+		lives("started kube-proxy again on " + node)
+	}
 
-			for _, node := range s.nodesBut(owner) {
-				s.config(dualPools + fmt.Sprintf(directForwarding, preferring(node)))
-				s.ownedBy(vip, node)
-				s.ownedBy(vips[1], node)
-				lives("preferred " + node)
-			}
-			require.NoError(t, s.RollSpeakers(s.ctx))
-			lives("replaced the speakers")
-			s.killSpeaker(s.owner(vip))
-			lives("killed the owner's speaker")
-			s.forwards()
-			s.eventually("somebody owns the VIP", func() error { return s.OneAnswerer(s.ctx, vip) })
-			lives("it is back")
-			for node, mode := range map[string]string{"n1": lab.NFTables, "n3": lab.IPTables} {
-				require.NoError(t, s.Lab.SetProxyMode(s.ctx, node, mode))
-				lives("started kube-proxy again on " + node)
-			}
-
-			s.config(dualPools)
-			settle()
-			lives("switched off")
-			require.NoError(t, s.RollSpeakers(s.ctx))
-			lives("replaced the speakers while it drains")
-			for _, c := range all {
-				record := c.Stop()
-				require.Empty(t, record.Broken)
-				t.Logf("%d connections on %v, %d requests, the longest pause %s", record.Opened, record.Nodes(), record.Requests, record.WorstPause)
-			}
-		})
+	s.config(dualPools)
+	settle()
+	lives("switched off")
+	require.NoError(t, s.RollSpeakers(s.ctx))
+	lives("replaced the speakers while it drains")
+	for _, c := range all {
+		record := c.Stop()
+		require.Empty(t, record.Broken)
+		t.Logf("%d connections on %v, %d requests, the longest pause %s", record.Opened, record.Nodes(), record.Requests, record.WorstPause)
 	}
 }
 
@@ -125,60 +131,75 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 func TestConnectionsOutliveTheOwner(t *testing.T) {
 	s := begin(t)
 	s.forwardDirectly()
-	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Local", "Cluster"} {
-		t.Run(string(policy), func(t *testing.T) {
-			s, name := s.part(t), strings.ToLower(string(policy))
-			s.echo(3)
-			s.config(usualPools + fmt.Sprintf(directForwarding, ""))
-			s.service(name, func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = policy })
-			vip := s.assigned(name)
-			s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
-			s.forwards()
-			before := s.connect(vip, 20, usual)
-			s.echo(6)
-			settle()
-			all := s.connect(vip, 60, usual)
-			require.Empty(t, before.Snapshot().Broken, "endpoints were added")
-			owner := s.owner(vip)
-			s.afterwards(func() { require.NoError(s, s.Lab.HealNode(owner)) })
-			through := s.through(owner, vip, all)
-			require.True(t, len(through) > 0 && len(through) < 60, "%d of 60 go through %s", len(through), owner)
-			require.NoError(t, s.Lab.NodeLoss(owner))
-			s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
-			time.Sleep(3 * time.Second)
-			require.NoError(t, s.Lab.HealNode(owner))
-			s.ownedBy(vip, owner)
-			s.askAll(all) // TCP retransmits late by then
-			time.Sleep(10 * time.Second)
-			record := all.Snapshot()
-			require.Empty(t, record.Broken, "the owner was back soon")
-			t.Logf("the longest pause was %s", record.WorstPause)
+	s.echo(3)
+	owner := s.Lab.Nodes()[0]
+	s.config(usualPools + fmt.Sprintf(directForwarding, preferring(owner)))
+	s.service("local", localPolicy)
+	s.service("cluster")
+	local := s.assigned("local")
+	vips := []string{local, s.assigned("cluster")}
+	s.forwards()
+	var before []*probe.Connections
+	for _, vip := range vips {
+		s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
+		s.ownedBy(vip, owner)
+		before = append(before, s.connect(vip, 20, usual))
+	}
+	s.echo(6)
+	settle()
+	all, through := map[string]*probe.Connections{}, map[string][]string{}
+	for i, vip := range vips {
+		all[vip] = s.connect(vip, 60, usual)
+		require.Empty(t, before[i].Snapshot().Broken, "endpoints were added")
+		through[vip] = s.through(owner, vip, all[vip])
+		require.True(t, len(through[vip]) > 0 && len(through[vip]) < 60, "%d of 60 go through %s", len(through[vip]), owner)
+	}
+	s.afterwards(func() { require.NoError(s, s.Lab.HealNode(owner)) })
+	require.NoError(t, s.Lab.NodeLoss(owner))
+	for _, vip := range vips {
+		s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
+	}
+	time.Sleep(3 * time.Second)
+	require.NoError(t, s.Lab.HealNode(owner))
+	for _, vip := range vips {
+		s.ownedBy(vip, owner)
+	}
+	s.askAll(slices.Collect(maps.Values(all))...) // TCP retransmits late by then
+	time.Sleep(10 * time.Second)
+	for vip, c := range all {
+		record := c.Snapshot()
+		require.Empty(t, record.Broken, "the owner of %s was back soon", vip)
+		t.Logf("%s: the longest pause was %s", vip, record.WorstPause)
+	}
 
-			require.NoError(t, s.Lab.NodeLoss(owner))
-			s.eventually("what goes through it ends", func() error {
-				if broken := len(all.Snapshot().Broken); broken < len(through) {
-					return fmt.Errorf("%d of %d connections have", broken, len(through))
-				}
-				return nil
-			})
-			time.Sleep(2 * time.Second)
-			onlyThose := func(what string) {
-				t.Helper()
-				broken := all.Snapshot().Broken
-				others := slices.DeleteFunc(slices.Clone(broken), func(b probe.Break) bool { return slices.Contains(through, b.From) })
-				require.Empty(t, others, "%s; now go through the node %v", what, s.through(owner, vip, all))
-				require.Len(t, broken, len(through), what)
+	require.NoError(t, s.Lab.NodeLoss(owner))
+	for vip, c := range all {
+		s.eventually("what goes through it ends", func() error {
+			if broken := len(c.Snapshot().Broken); broken < len(through[vip]) {
+				return fmt.Errorf("%d of %d connections have", broken, len(through[vip]))
 			}
-			onlyThose("no other one has")
-			if policy == "Local" { // otherwise kube-proxy sends some to the lost node's pods, until Kubernetes misses it
-				require.Zero(t, s.connect(vip, 20, usual).Snapshot().Nodes()[owner], "new connections go elsewhere")
-			}
-			require.NoError(t, s.Lab.HealNode(owner))
-			s.ownedBy(vip, owner)
-			s.askAll(all)
-			onlyThose("it is back")
+			return nil
 		})
 	}
+	time.Sleep(2 * time.Second)
+	onlyThose := func(what string) {
+		t.Helper()
+		for vip, c := range all {
+			broken := c.Snapshot().Broken
+			others := slices.DeleteFunc(slices.Clone(broken), func(b probe.Break) bool { return slices.Contains(through[vip], b.From) })
+			require.Empty(t, others, "%s; now go through the node %v", what, s.through(owner, vip, c))
+			require.Len(t, broken, len(through[vip]), what)
+		}
+	}
+	onlyThose("no other one has")
+	// With policy Cluster kube-proxy sends some to the lost node's pods, until Kubernetes misses it.
+	require.Zero(t, s.connect(local, 20, usual).Snapshot().Nodes()[owner], "new connections go elsewhere")
+	require.NoError(t, s.Lab.HealNode(owner))
+	for vip, c := range all {
+		s.ownedBy(vip, owner)
+		s.askAll(c)
+	}
+	onlyThose("it is back")
 }
 
 // through returns the connections that go through the node, by the client's address: its
