@@ -243,6 +243,30 @@ func TestReviewsAtATimeAreBounded(t *testing.T) {
 	assert.Equal(t, http.StatusOK, w.Code)
 }
 
+// Whoever reaches the port may send a review of the largest size. Two bytes of it can be a hundred in memory, if all of it is
+// read: the controller would be killed.
+func TestReviewsTakeLittleMemory(t *testing.T) { // not parallel: it measures what the process allocates
+	name, v := `"namespace":"ls","name":"lodestone-config","operation":"UPDATE","resource":{"resource":"configmaps"}`, reviewer()
+	for what, parts := range map[string][3]string{
+		"managed fields":       {name + `,"object":{"metadata":{"managedFields":[`, "0,", `0]}}`},
+		"empty managed fields": {name + `,"object":{"metadata":{"managedFields":[`, "{},", `{}]}}`},
+		"owners":               {name + `,"object":{"metadata":{"ownerReferences":[`, "{},", `{}]}}`},
+		"keys":                 {name + `,"object":{"data":{`, `"":"",`, `"a":""}}`},
+		"the same key":         {name + `,"object":{"data":{`, `"config.yaml":"",`, `"a":""}}`},
+		"groups":               {name + `,"object":{},"userInfo":{"groups":[`, `"",`, `""]}`},
+		"objects":              {name + `,"object":{}`, `,"object":{}`, ``},
+		"requests":             {name, `},"request":{` + name, ``},
+		"an old object":        {name + `,"object":{"data":{"config.yaml":"x"}},"oldObject":{"metadata":{"managedFields":[`, "0,", `0]}}`},
+	} {
+		begin, end := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{`+parts[0], parts[2]+"}}"
+		body := []byte(begin + strings.Repeat(parts[1], (maxBody-len(begin)-len(end))/len(parts[1])) + end)
+		var err error
+		cost := testcost.Of(func() { _, err = v.Review(body) })
+		assert.NoError(t, err, what)
+		assert.Less(t, cost.Bytes, uint64(6*maxBody), what)
+	}
+}
+
 func FuzzReview(f *testing.F) {
 	f.Add(review(valid))
 	f.Add(review(broken))

@@ -18,9 +18,9 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 )
@@ -99,27 +99,49 @@ func (v *Reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// question is what is read of an AdmissionReview. What is not read costs no memory: a whole ConfigMap could have
+// millions of managed fields, of two bytes each on their way and a hundred in memory.
+type question struct {
+	metav1.TypeMeta
+	Request *request `json:"request"`
+}
+
+// request is what is read of an AdmissionRequest.
+type request struct {
+	UID         types.UID             `json:"uid"`
+	Namespace   string                `json:"namespace"`
+	Name        string                `json:"name"`
+	SubResource string                `json:"subResource"`
+	Operation   admissionv1.Operation `json:"operation"`
+	Resource    struct {
+		Group    string `json:"group"`
+		Resource string `json:"resource"`
+	} `json:"resource"`
+	Object    json.RawMessage `json:"object"`
+	OldObject json.RawMessage `json:"oldObject"`
+}
+
 // Review answers an AdmissionReview of version v1. The error is why the body is no such
 // review.
 func (v *Reviewer) Review(body []byte) (*admissionv1.AdmissionReview, error) {
-	var review admissionv1.AdmissionReview
-	if err := json.Unmarshal(body, &review); err != nil {
+	var asked question
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &asked); err != nil {
 		return nil, errors.New("no AdmissionReview: " + err.Error())
 	}
-	if want := admissionv1.SchemeGroupVersion.String(); review.APIVersion != want || review.Kind != "AdmissionReview" ||
-		review.Request == nil {
+	if want := admissionv1.SchemeGroupVersion.String(); asked.APIVersion != want || asked.Kind != "AdmissionReview" ||
+		asked.Request == nil {
 		return nil, fmt.Errorf("no AdmissionReview of %s with a request", want)
 	}
-	if len(review.Request.UID) > maxUID {
-		return nil, fmt.Errorf("no AdmissionReview: its uid has %d bytes", len(review.Request.UID))
+	if len(asked.Request.UID) > maxUID {
+		return nil, fmt.Errorf("no AdmissionReview: its uid has %d bytes", len(asked.Request.UID))
 	}
-	response := v.decide(review.Request)
-	response.UID = review.Request.UID
-	return &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response}, nil
+	response := v.decide(asked.Request)
+	response.UID = asked.Request.UID
+	return &admissionv1.AdmissionReview{TypeMeta: asked.TypeMeta, Response: response}, nil
 }
 
 // decide refuses our ConfigMap if its document is invalid, and nothing else.
-func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
+func (v *Reviewer) decide(r *request) *admissionv1.AdmissionResponse {
 	allowed := &admissionv1.AdmissionResponse{Allowed: true}
 	if r.Namespace != v.namespace || r.Name != v.name || r.Resource.Resource != "configmaps" || r.Resource.Group != "" ||
 		r.SubResource != "" ||
@@ -153,11 +175,19 @@ func (v *Reviewer) decide(r *admissionv1.AdmissionRequest) *admissionv1.Admissio
 }
 
 // documentOf returns the document of a ConfigMap, and whether it has one.
-func documentOf(raw runtime.RawExtension) (document string, ok bool, err error) {
-	var object corev1.ConfigMap
-	err = json.Unmarshal(raw.Raw, &object)
-	document, ok = object.Data[config.Key]
-	return document, ok, err
+func documentOf(object json.RawMessage) (document string, ok bool, err error) {
+	var read struct {
+		Data struct {
+			Document *string `json:"config.yaml"` // config.Key
+		} `json:"data"`
+	}
+	if len(object) > 0 {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(object, &read)
+	}
+	if read.Data.Document == nil {
+		return "", false, err
+	}
+	return *read.Data.Document, true, err
 }
 
 func refuse(message string) *admissionv1.AdmissionResponse {

@@ -159,6 +159,7 @@ func TestVIPsThatChangeHandsAreEvents(t *testing.T) {
 
 	t.Log("a Lease that was deleted comes back with what everybody knows")
 	require.NoError(t, s.client.CoordinationV1().Leases("lodestone-system").Delete(t.Context(), lease("n1").Name, metav1.DeleteOptions{}))
+	time.Sleep(time.Second) // otherwise it was only changed, and who emits the Event of an old move again changes nothing
 	again := lease("n1", session(report.Session{Message: "refused"}))
 	again.Annotations = report.Report{Sessions: []report.Session{session(report.Session{Message: "refused"})},
 		Moves: []report.Move{lost}}.Annotations()
@@ -216,4 +217,66 @@ func TestUnmatchedAdvertisementsAreEvents(t *testing.T) {
 	require.Equal(t,
 		`Normal n1 InterfaceMissingOver: advertisement "storage" has an interface on this node again, or does not need one any more`, <-s.events)
 	require.Empty(t, s.events)
+}
+
+// Whoever has the token of one node writes its Lease again and again, with as many moves as it can have, of a VIP that many Services
+// share. It gets as many Events as a node that loses its last VIPs, and others theirs.
+func TestOneLeaseMakesFewEvents(t *testing.T) {
+	t.Parallel()
+	vip := netip.MustParseAddr("203.0.113.1")
+	objects := []runtime.Object{service("victim", "203.0.113.2"), lease("n1"), lease("n2")}
+	for i := range 100 {
+		objects = append(objects, service(fmt.Sprint("shares-", i), vip.String()))
+	}
+	client, events := testapi.New(objects...), make(recorder, 100_000)
+	services := coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
+	n, err := leaseevents.New(leaseevents.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { services.RunWithContext(ctx) })
+	running.Go(func() { _ = n.Run(ctx) }) // returns nil
+	write := func(node string, r report.Report) {
+		l := lease(node)
+		l.Annotations = r.Annotations()
+		_, err := client.CoordinationV1().Leases("lodestone-system").Update(ctx, l, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	for round := range 60 {
+		var moves []report.Move
+		for i := range report.MaxVIPs {
+			moves = append(moves, report.Move{At: morning.Add(time.Duration(round)*time.Minute + time.Duration(i)*time.Millisecond), From: "n9",
+				Why: report.SpeakerLost, To: map[string][]netip.Addr{"": {vip}}})
+		}
+		write("n1", report.Report{Moves: moves, Sessions: []report.Session{session(report.Session{Message: fmt.Sprint("round ", round)})}})
+		if round%20 == 0 {
+			require.NoError(t, client.CoordinationV1().Leases("lodestone-system").Delete(ctx, lease("n1").Name, metav1.DeleteOptions{}))
+			_, err := client.CoordinationV1().Leases("lodestone-system").Create(ctx, lease("n1"), metav1.CreateOptions{})
+			require.NoError(t, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	for try := 0; ; try++ { // until its watch runs
+		require.Less(t, try, 100)
+		write("n2", report.Report{Moves: []report.Move{{At: morning.Add(time.Duration(try) * time.Second), From: "n9", Why: report.SpeakerLost,
+			To: map[string][]netip.Addr{"n2": {netip.MustParseAddr("203.0.113.2")}}}}})
+		time.Sleep(500 * time.Millisecond)
+		if all := len(events); all > 0 {
+			break
+		}
+	}
+	cancel()
+	running.Wait()
+	close(events)
+	others, victims := 0, 0
+	for e := range events {
+		if strings.Contains(e, " victim ") {
+			victims++
+		} else {
+			others++
+		}
+	}
+	require.NotZero(t, victims)
+	require.NotZero(t, others)
+	require.Less(t, others, report.MaxVIPs+1000) // a minute's few a second, and more
 }

@@ -62,6 +62,7 @@ func (i instances) waits(ctx context.Context, node *corev1.Node, cfg *config.Con
 	if i.Initialization != InitializeAlways {
 		other, err := i.others.working(ctx)
 		if err != nil {
+			emit(corev1.EventTypeWarning, "waits until it is known who else initializes nodes: "+err.Error())
 			return true, err
 		}
 		if other != "" {

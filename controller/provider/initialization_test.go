@@ -191,6 +191,8 @@ func TestNodesWaitUntilItIsKnownWhoElseIsAtWork(t *testing.T) {
 		j.refuse(errors.New("leases.coordination.k8s.io is forbidden"))
 		j.address()
 		require.Empty(t, j.id(15*time.Minute))
+		require.Equal(t, []string{"n1 Warning NotInitialized waits until it is known who else initializes nodes: look for another " +
+			"cloud controller manager: list Leases: leases.coordination.k8s.io is forbidden"}, slices.Compact(j.events))
 		j.refuse(nil)
 		require.Equal(t, ours, j.id(15*time.Minute))
 	})

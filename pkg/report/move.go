@@ -84,9 +84,17 @@ func Describe(vips, from, to string, why Reason) string {
 
 // NewMoves returns the moves in after that before does not have.
 func NewMoves(before, after []Move) []Move {
-	return slices.DeleteFunc(slices.Clone(after), func(m Move) bool {
-		return slices.ContainsFunc(before, func(b Move) bool { return b.same(m) })
-	})
+	type identity struct {
+		at   int64
+		from string
+		why  Reason
+	}
+	of := func(m Move) identity { return identity{m.At.UnixMilli(), m.From, m.Why} }
+	known := make(map[identity]bool, len(before))
+	for _, m := range before {
+		known[of(m)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(after), func(m Move) bool { return known[of(m)] })
 }
 
 func (m Move) same(other Move) bool {

@@ -188,7 +188,9 @@ type listener struct {
 }
 
 func newListeners(inside func(func() error) error) *listeners {
-	return &listeners{inside: inside, open: map[netip.Addr]*listener{}}
+	l := &listeners{inside: inside, open: map[netip.Addr]*listener{}}
+	l.peers.Store(&map[netip.Addr]*session{}) // the first listener accepts before set has all
+	return l
 }
 
 // set replaces the sessions. It notes the error on those for which listening fails.

@@ -140,6 +140,9 @@ func (s *session) open(ctx context.Context, t *target, conn net.Conn, router net
 		err = context.Cause(ctx)
 	case isTimeout(err):
 		text := "the router accepts connections and does not speak BGP: no OPEN came"
+		if t.Peer.Passive {
+			text = "the router opened a connection and does not speak BGP: no OPEN came"
+		}
 		switch {
 		case n.peerASN != 0:
 			text = "the router introduced itself and does not hear this node: no KEEPALIVE came. Perhaps it has TTL security and this node has not"

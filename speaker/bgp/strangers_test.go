@@ -18,7 +18,6 @@ func TestStrangersAtTheBGPPort(t *testing.T) {
 	router := netip.MustParseAddr("127.0.0.2")
 	l := newListeners(func(f func() error) error { return f() })
 	s := &session{Peering: &Peering{ctx: t.Context()}, accepted: make(chan *net.TCPConn, 1)}
-	l.peers.Store(&map[netip.Addr]*session{router: s})
 	port, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
 	require.NoError(t, err)
 	l.running.Go(func() { l.accept(port) })
@@ -30,6 +29,10 @@ func TestStrangersAtTheBGPPort(t *testing.T) {
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
 		return c
 	}
+	_, err = dial(router.String()).Read(make([]byte, 1)) // the port is open before it is known who may come
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	l.peers.Store(&map[netip.Addr]*session{router: s})
 	var routers []net.Conn
 	for i := range 200 {
 		_, err := dial(netip.AddrFrom4([4]byte{127, 0, 1, byte(i + 1)}).String()).Read(make([]byte, 1))

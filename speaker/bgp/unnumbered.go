@@ -269,12 +269,13 @@ func (l *link) listen(ctx context.Context, d *discovery) error {
 
 // hear receives the advertisements of the routers on the link.
 func (l *link) hear(conn *ndp.Conn, d *discovery) error {
+	var message [headerOfAdvertisement]byte
 	for {
-		m, control, from, err := conn.ReadFrom()
+		n, control, from, err := conn.ReadRaw(message[:])
 		if err != nil {
 			return fmt.Errorf("hear routers: %w", err)
 		}
-		if !advertises(m, control, from) || from.WithZone("") == l.own.WithZone("") {
+		if !advertises(message[:n], control, from) || from.WithZone("") == l.own.WithZone("") {
 			continue
 		}
 		router := from.WithZone(l.name)
@@ -290,10 +291,14 @@ func (l *link) hear(conn *ndp.Conn, d *discovery) error {
 	}
 }
 
-// advertises reports whether the message is the advertisement of a router on the link (RFC 4861 section 6.1.2).
-func advertises(m ndp.Message, control *ipv6.ControlMessage, from netip.Addr) bool {
-	_, ok := m.(*ndp.RouterAdvertisement)
-	return ok && control != nil && control.HopLimit == ndp.HopLimit && from.IsLinkLocalUnicast()
+// headerOfAdvertisement is the size of a router advertisement without options (RFC 4861 section 4.2).
+const headerOfAdvertisement = 16
+
+// advertises reports whether the message is the advertisement of a router on the link (RFC 4861 section 6.1.2). The kernel has
+// verified its checksum. Its options do not matter, which a router may have more of than a library knows.
+func advertises(message []byte, control *ipv6.ControlMessage, from netip.Addr) bool {
+	return len(message) >= headerOfAdvertisement && message[0] == byte(ipv6.ICMPTypeRouterAdvertisement) && message[1] == 0 &&
+		control != nil && control.HopLimit == ndp.HopLimit && from.IsLinkLocalUnicast()
 }
 
 // advertise advertises the node until ctx ends. It also asks for routers while none is

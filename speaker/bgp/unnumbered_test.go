@@ -31,9 +31,13 @@ func FuzzAdvertisement(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, hops int, source []byte) {
 		from, _ := netip.AddrFromSlice(source)
-		var m ndp.Message
-		testcost.Within(t, "an advertisement", len(b), func() { m, _ = ndp.ParseMessage(b) })
-		if !advertises(m, &ipv6.ControlMessage{HopLimit: hops}, from) {
+		ok := false
+		testcost.Within(t, "an advertisement", len(b), func() { ok = advertises(b, &ipv6.ControlMessage{HopLimit: hops}, from) })
+		if m, err := ndp.ParseMessage(b); err == nil {
+			_, advertisement := m.(*ndp.RouterAdvertisement)
+			require.Equal(t, advertisement && hops == ndp.HopLimit && from.IsLinkLocalUnicast(), ok)
+		}
+		if !ok {
 			return
 		}
 		require.Equal(t, byte(ipv6.ICMPTypeRouterAdvertisement), b[0])

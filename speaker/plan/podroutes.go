@@ -171,7 +171,8 @@ func older(nodes map[string]Node, a, b string) int {
 }
 
 // refuseNodes refuses the CIDRs that contain the address of their own node or of an older one: the route
-// would cut that node off.
+// would cut that node off. The first address of each family counts, which routes use: whoever has taken a node over can have it
+// report more, one in the CIDR of each younger node.
 func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 	byPrefix, lengths := map[netip.Prefix][]*podCIDR{}, map[int]bool{}
 	for _, p := range all {
@@ -179,11 +180,11 @@ func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 		lengths[p.prefix.Bits()] = true
 	}
 	for name, n := range nodes {
-		for _, a := range n.Addresses {
+		for _, a := range [...]netip.Addr{n.address(true), n.address(false)} {
 			for bits := range lengths {
 				prefix, err := a.Prefix(bits)
-				if err != nil {
-					continue // IPv4 does not have so many bits
+				if err != nil || !a.IsValid() {
+					continue // IPv4 does not have so many bits, and a node may have one family alone
 				}
 				for _, p := range byPrefix[prefix] {
 					if older(nodes, name, p.node) <= 0 {

@@ -139,6 +139,22 @@ func TestPodRoutesOutliveAddresses(t *testing.T) {
 	assert.Equal(t, before, plan.PodRoutesOf("n1", kernelRoutes(), nodes).Routes)
 }
 
+// An older node that claims the addresses of pods of many others takes the route of one, by the first address of the family.
+func TestAnOlderNodeTakesFewPodRoutes(t *testing.T) {
+	nodes := map[string]plan.Node{}
+	claims := []string{}
+	for i := 2; i <= 9; i++ {
+		nodes[fmt.Sprint("n", i)] = podNode(i, []string{fmt.Sprintf("10.244.%d.0/24", i)}, fmt.Sprintf("198.18.0.%d", i))
+		claims = append(claims, fmt.Sprintf("10.244.%d.1", i))
+	}
+	nodes["n1"] = podNode(1, nil, append([]string{"198.18.0.1"}, claims...)...)
+	require.Empty(t, plan.PodRoutesOf("n1", kernelRoutes(), nodes).Refused)
+	nodes["n1"] = podNode(1, nil, claims...)
+	refused := plan.PodRoutesOf("n1", kernelRoutes(), nodes).Refused
+	require.Len(t, refused, 1)
+	require.Equal(t, "n2", refused[0].Node)
+}
+
 // Whatever is in Nodes: all nodes agree, prefixes that have a route do not overlap, and a new node
 // does not change the routes of the others.
 func TestPodRoutesProperties(t *testing.T) {
