@@ -461,7 +461,9 @@ func (i *installer) whileTheRegistryIsAway(c command) {
 	i.answers(earlyVIP, time.Minute)
 	installation, err := lodestone.New(i.Cluster)
 	require.NoError(i, err)
-	require.NoError(i, installation.OneAnswerer(i.Context(), earlyVIP))
+	// It may move once more, to the speaker that was ready last.
+	one := func() error { return installation.OneAnswerer(i.Context(), earlyVIP) }
+	require.NoError(i, lodestone.Wait(i.Context(), "one node answers", one))
 	i.kubectl("delete service,deployment early")
 }
 
