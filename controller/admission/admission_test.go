@@ -59,7 +59,7 @@ func reviewer() *Reviewer {
 func review(document string, change ...func(*admissionv1.AdmissionRequest)) []byte {
 	object, _ := json.Marshal(&corev1.ConfigMap{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Namespace: "ls", Name: "lodestone-config"},
-		Data: map[string]string{"config.yaml": document},
+		Data: map[string]string{config.Key: document},
 	})
 	r := &admissionv1.AdmissionRequest{
 		UID: "1-2-3", Namespace: "ls", Name: "lodestone-config", Operation: admissionv1.Update,

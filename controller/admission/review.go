@@ -19,6 +19,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	kjson "sigs.k8s.io/json"
 
@@ -117,8 +118,8 @@ type request struct {
 		Group    string `json:"group"`
 		Resource string `json:"resource"`
 	} `json:"resource"`
-	Object    json.RawMessage `json:"object"`
-	OldObject json.RawMessage `json:"oldObject"`
+	Object    runtime.RawExtension `json:"object"`
+	OldObject runtime.RawExtension `json:"oldObject"`
 }
 
 // Review answers an AdmissionReview of version v1. The error is why the body is no such
@@ -175,15 +176,13 @@ func (v *Reviewer) decide(r *request) *admissionv1.AdmissionResponse {
 }
 
 // documentOf returns the document of a ConfigMap, and whether it has one.
-func documentOf(object json.RawMessage) (document string, ok bool, err error) {
+func documentOf(object runtime.RawExtension) (document string, ok bool, err error) {
 	var read struct {
 		Data struct {
 			Document *string `json:"config.yaml"` // config.Key
 		} `json:"data"`
 	}
-	if len(object) > 0 {
-		err = kjson.UnmarshalCaseSensitivePreserveInts(object, &read)
-	}
+	err = kjson.UnmarshalCaseSensitivePreserveInts(object.Raw, &read)
 	if read.Data.Document == nil {
 		return "", false, err
 	}

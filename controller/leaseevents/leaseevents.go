@@ -89,8 +89,7 @@ func New(o Options) (*Emitter, error) {
 	if err := o.Services.AddIndexers(cache.Indexers{byVIP: vipsOf}); err != nil {
 		return nil, fmt.Errorf("index Services: %w", err)
 	}
-	n := &Emitter{namespace: o.Namespace, events: o.Events, services: o.Services,
-		changed: workqueue.NewTypedDelayingQueue[string](), speakers: map[string]*speaker{}}
+	n := &Emitter{namespace: o.Namespace, events: o.Events, services: o.Services, speakers: map[string]*speaker{}}
 	n.leases = objects.Informer(objects.Leases, o.Client, objects.Speakers(o.Namespace),
 		objects.View[*coordinationv1.Lease, *coordinationv1.Lease]{Derive: keepLease}, cache.SharedIndexInformerOptions{})
 	note := func(obj any) {
@@ -108,12 +107,13 @@ func New(o Options) (*Emitter, error) {
 
 // Run emits Events of what changes until ctx ends.
 func (n *Emitter) Run(ctx context.Context) error {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
+	n.changed = workqueue.NewTypedDelayingQueue[string]() // it has a goroutine, and a replica may never lead
 	defer n.changed.ShutDown()
 	if !cache.WaitForCacheSync(ctx.Done(), n.services.HasSynced) { // emitMove looks them up
 		return nil
 	}
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
 	tasks.Go(func() { n.leases.RunWithContext(ctx) })
 	if !cache.WaitForCacheSync(ctx.Done(), n.leases.HasSynced) {
 		return nil
@@ -151,7 +151,7 @@ func (n *Emitter) look(lease string, now time.Time) (again time.Duration) {
 		return 0
 	}
 	s := n.speaker(lease, node)
-	if early := lookInterval - now.Sub(s.looked); early > 0 && early <= lookInterval {
+	if early := lookInterval - now.Sub(s.looked); early > 0 {
 		return early
 	}
 	s.looked = now

@@ -61,19 +61,27 @@ type story struct {
 	events recorder
 }
 
+// begin begins an Emitter and the informer that it uses. end ends both.
+func begin(t *testing.T, client *fake.Clientset, events leaseevents.Events) (services cache.SharedIndexInformer, end func()) {
+	t.Helper()
+	services = coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
+	n, err := leaseevents.New(leaseevents.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { services.RunWithContext(ctx) })
+	running.Go(func() { _ = n.Run(ctx) }) // returns nil
+	return services, func() { cancel(); running.Wait() }
+}
+
 func newStory(t *testing.T, objects ...runtime.Object) *story {
 	t.Helper()
 	s := &story{t: t, client: testapi.New(objects...), events: make(recorder, 100)}
-	services := coreinformers.NewServiceInformer(s.client, metav1.NamespaceAll, 0, cache.Indexers{})
-	n, err := leaseevents.New(leaseevents.Options{Client: s.client, Namespace: "lodestone-system", Services: services, Events: s.events})
-	require.NoError(t, err)
-	ended := make(chan error, 2)
-	go func() { ended <- n.Run(t.Context()) }()
-	go func() { services.RunWithContext(t.Context()); ended <- nil }()
-	t.Cleanup(func() { <-ended; <-ended })
+	services, end := begin(t, s.client, s.events)
+	t.Cleanup(end)
 	require.True(t, cache.WaitForCacheSync(t.Context().Done(), services.HasSynced))
 
-	_, err = s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), lease("n1"), metav1.CreateOptions{})
+	_, err := s.client.CoordinationV1().Leases("lodestone-system").Create(t.Context(), lease("n1"), metav1.CreateOptions{})
 	require.NoError(t, err)
 	first := ""
 	for try := 0; first == ""; try++ { // until the watch runs, which holds no more than 100 Leases
@@ -180,16 +188,10 @@ func TestNextLeaderEmitsMoves(t *testing.T) {
 	}}.Annotations()
 	client := testapi.New(l, service("web", vip.String()))
 	leads := func() []string {
-		events, services := make(identified, 9), coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
-		n, err := leaseevents.New(leaseevents.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { services.RunWithContext(ctx) })
-		running.Go(func() { _ = n.Run(ctx) }) // returns nil
+		events := make(identified, 9)
+		_, end := begin(t, client, events)
 		ids := []string{<-events}
-		cancel()
-		running.Wait()
+		end()
 		close(events)
 		for id := range events {
 			ids = append(ids, id)
@@ -229,13 +231,8 @@ func TestOneLeaseMakesFewEvents(t *testing.T) {
 		objects = append(objects, service(fmt.Sprint("shares-", i), vip.String()))
 	}
 	client, events := testapi.New(objects...), make(recorder, 100_000)
-	services := coreinformers.NewServiceInformer(client, metav1.NamespaceAll, 0, cache.Indexers{})
-	n, err := leaseevents.New(leaseevents.Options{Client: client, Namespace: "lodestone-system", Services: services, Events: events})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { services.RunWithContext(ctx) })
-	running.Go(func() { _ = n.Run(ctx) }) // returns nil
+	_, end := begin(t, client, events)
+	ctx := t.Context()
 	write := func(node string, r report.Report) {
 		l := lease(node)
 		l.Annotations = r.Annotations()
@@ -265,8 +262,7 @@ func TestOneLeaseMakesFewEvents(t *testing.T) {
 			break
 		}
 	}
-	cancel()
-	running.Wait()
+	end()
 	close(events)
 	others, victims := 0, 0
 	for e := range events {

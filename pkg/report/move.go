@@ -84,22 +84,21 @@ func Describe(vips, from, to string, why Reason) string {
 
 // NewMoves returns the moves in after that before does not have.
 func NewMoves(before, after []Move) []Move {
-	type identity struct {
-		at   int64
-		from string
-		why  Reason
-	}
-	of := func(m Move) identity { return identity{m.At.UnixMilli(), m.From, m.Why} }
-	known := make(map[identity]bool, len(before))
+	known := make(map[moveID]bool, len(before))
 	for _, m := range before {
-		known[of(m)] = true
+		known[m.id()] = true
 	}
-	return slices.DeleteFunc(slices.Clone(after), func(m Move) bool { return known[of(m)] })
+	return slices.DeleteFunc(slices.Clone(after), func(m Move) bool { return known[m.id()] })
 }
 
-func (m Move) same(other Move) bool {
-	return m.At.Equal(other.At) && m.From == other.From && m.Why == other.Why
+// moveID distinguishes the moves of a node.
+type moveID struct {
+	at   int64 // in milliseconds, as in a report
+	from string
+	why  Reason
 }
+
+func (m Move) id() moveID { return moveID{m.At.UnixMilli(), m.From, m.Why} }
 
 // tidyMoves returns the moves by time, the latest ones if there are too many.
 func tidyMoves(moves []Move) []Move {
@@ -113,7 +112,7 @@ func tidyMoves(moves []Move) []Move {
 	slices.SortStableFunc(kept, func(a, b Move) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.From, b.From), cmp.Compare(a.Why, b.Why))
 	})
-	kept = slices.CompactFunc(kept, Move.same)
+	kept = slices.CompactFunc(kept, func(m, other Move) bool { return m.id() == other.id() })
 	room := MaxVIPs
 	for i, m := range slices.Backward(kept) {
 		if room -= m.count(); room < 0 {

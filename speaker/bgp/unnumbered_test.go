@@ -35,7 +35,7 @@ func FuzzAdvertisement(f *testing.F) {
 		testcost.Within(t, "an advertisement", len(b), func() { ok = advertises(b, &ipv6.ControlMessage{HopLimit: hops}, from) })
 		if m, err := ndp.ParseMessage(b); err == nil {
 			_, advertisement := m.(*ndp.RouterAdvertisement)
-			require.Equal(t, advertisement && hops == ndp.HopLimit && from.IsLinkLocalUnicast(), ok)
+			require.Equal(t, advertisement && b[1] == 0 && hops == ndp.HopLimit && from.IsLinkLocalUnicast(), ok)
 		}
 		if !ok {
 			return

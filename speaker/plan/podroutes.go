@@ -182,8 +182,8 @@ func refuseNodes(all []*podCIDR, nodes map[string]Node) {
 	for name, n := range nodes {
 		for _, a := range [...]netip.Addr{n.address(true), n.address(false)} {
 			for bits := range lengths {
-				prefix, err := a.Prefix(bits)
-				if err != nil || !a.IsValid() {
+				prefix, _ := a.Prefix(bits)
+				if !prefix.IsValid() {
 					continue // IPv4 does not have so many bits, and a node may have one family alone
 				}
 				for _, p := range byPrefix[prefix] {
