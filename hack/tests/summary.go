@@ -19,9 +19,11 @@ const slow = 10 * time.Second
 
 // excerpt is how many bytes of a failed test's output are printed again at the
 // end, so that the end alone has the reason.
-const excerpt = 800
+const excerpt = 1600
 
-var panicked = regexp.MustCompile(`(?m)^(panic|fatal error): `)
+// reason is where an output has why a test failed: at a panic, after which come the stacks of all goroutines, or at an
+// assertion, after which a story prints the logs of the lab.
+var reason = regexp.MustCompile(`(?m)^(panic|fatal error): |^\s+Error Trace:`)
 
 // event is one line of test2json.
 type event struct {
@@ -184,14 +186,14 @@ func (s *summary) unfinished(pkg string) []key {
 	return keys
 }
 
-// end returns the last lines of an output, or those around a panic, after which come the stacks of all goroutines.
+// end returns the lines of an output with the reason, or the last ones.
 func end(output *strings.Builder) string {
 	if output == nil {
 		return ""
 	}
 	text := output.String()
-	if at := panicked.FindStringIndex(text); at != nil && len(text) > at[0]+excerpt/2 {
-		text = text[:at[0]+excerpt/2] + "[...]\n"
+	if at := reason.FindStringIndex(text); at != nil && len(text) > at[0]+excerpt*3/4 {
+		text = text[:at[0]+excerpt*3/4] + "[...]\n"
 	}
 	if len(text) <= excerpt {
 		return text

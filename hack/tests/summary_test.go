@@ -6,6 +6,7 @@ import (
 )
 
 func TestSummary(t *testing.T) {
+	const line, trace = "    a_test.go:1: \n", "        \tError Trace:\ta_test.go:1\n"
 	tests := []struct {
 		name, events, want string
 		strict, ok         bool
@@ -60,6 +61,17 @@ func TestSummary(t *testing.T) {
 			want: "FAIL p TestA\npanic: timed out\nFAIL p (1 tests, 0.0s)\nfailed: p TestA\npanic: timed out\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
+			name: "an assertion is at the end, and not the logs that a story prints after it",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: \n        \tError Trace:\ta_test.go:1\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"` + strings.Repeat("x", 2*excerpt) + `\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}`,
+			want: "FAIL p TestA\n" + line + trace + strings.Repeat("x", 2*excerpt) + "\nFAIL p (1 tests, 0.0s)\n" +
+				"failed: p TestA\n" + line + trace + strings.Repeat("x", excerpt*3/4-len(trace)) +
+				"[...]\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
 			name: "a panic is shown, and not each test that it kept from running",
 			events: `{"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"=== PAUSE TestA\n"}
@@ -74,7 +86,7 @@ func TestSummary(t *testing.T) {
 {"Action":"fail","Package":"p"}`,
 			want: "FAIL p TestB\ngot 1, want 2\npanic: no disco\n" + strings.Repeat("x", excerpt) +
 				"\nFAIL p 1s\nFAIL p (1 tests, 0.0s)\nfailed: p TestB\ngot 1, want 2\npanic: no disco\n" +
-				strings.Repeat("x", excerpt/2-len("panic: no disco\n")) +
+				strings.Repeat("x", excerpt*3/4-len("panic: no disco\n")) +
 				"[...]\nskipped: p ended before the turn of 1 tests\nfailed: p\nFAIL p 1s\n0 passed, 1 failed, 1 skipped\n",
 		},
 		{

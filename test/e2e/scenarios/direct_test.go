@@ -60,7 +60,7 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 		all = append(all, s.connect(vip, 20, usual))
 	}
 	s.config(dualPools + fmt.Sprintf(directForwarding, ""))
-	s.forwards()
+	s.forwards("")
 	for _, vip := range vips {
 		some := s.connect(vip, 20, usual)
 		if slices.Contains(local, vip) {
@@ -103,7 +103,7 @@ func TestConnectionsOutliveMovesOfTheVIP(t *testing.T) {
 	}
 	s.killSpeaker(owner)
 	lives("killed the owner's speaker")
-	s.forwards()
+	s.forwards("")
 	for _, vip := range vips {
 		s.eventually("somebody owns the VIP", func() error { return s.OneAnswerer(s.ctx, vip) })
 	}
@@ -138,7 +138,7 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 	s.service("cluster")
 	local := s.assigned("local")
 	vips := []string{local, s.assigned("cluster")}
-	s.forwards()
+	s.forwards("")
 	var before []*probe.Connections
 	for _, vip := range vips {
 		s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
@@ -269,7 +269,7 @@ func TestConnectionsOutliveTheSpeakers(t *testing.T) {
 	}
 	all = nil
 	replace(owner)
-	s.forwards()
+	s.forwards("")
 	s.ownedBy(vip, owner)
 	all = append(all, s.connect(vip, 40, usual))
 
@@ -277,7 +277,7 @@ func TestConnectionsOutliveTheSpeakers(t *testing.T) {
 		s.killSpeaker(node)
 	}
 	lives("killed all speakers")
-	s.forwards()
+	s.forwards("")
 	s.ownedBy(vip, owner)
 	lives("they are back")
 	s.afterwards(func() { s.label(owner, excludeLabel, "") })
@@ -304,7 +304,7 @@ func TestNodeThatCannotForwardDirectly(t *testing.T) {
 	s.service("web")
 	vip := s.assigned("web")
 	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
-	s.forwards()
+	s.forwards("")
 	s.prints(0, []string{"explain", "vip", vip}, "Connections", "kept by ")
 	node := s.nodesBut(s.owner(vip))[0]
 	s.withIP(node, "link add kube-ipvs0 type veth peer name kube-ipvs0-peer", "link delete kube-ipvs0")
@@ -317,6 +317,7 @@ func TestNodeThatCannotForwardDirectly(t *testing.T) {
 		}
 		return err
 	})
+	s.forwards(node) // what is handed to it until then ends
 	s.connect(vip, 20, usual)
 }
 
@@ -330,7 +331,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	s.service("web", localPolicy)
 	vip := s.assigned("web")
 	s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
-	s.forwards()
+	s.forwards("")
 	thaw := s.missing(s.nodesBut(s.owner(vip))[0])
 	s.service("late", localPolicy)
 	late := s.assigned("late")
@@ -346,7 +347,7 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	s.lingering(6)
 	lives("3 pods are 6, and one node has no rules for a Service")
 	thaw()
-	s.forwards()
+	s.forwards("")
 	settle() // it is not asked for what it missed until it is heard for two seconds
 	lives("it has them")
 	more := s.connect(vip, 60, usual)
@@ -419,7 +420,7 @@ func TestServicesWithDirectForwarding(t *testing.T) {
 	for _, vip := range vips {
 		s.eventually("the VIP answers", func() error { return s.reachTCP(vip) })
 	}
-	s.forwards()
+	s.forwards("")
 	require.NoError(t, s.reachUDP(vip), "who shares the VIP")
 	var serving map[string]int
 	for _, vip := range vips {
@@ -653,15 +654,18 @@ func (s *story) forgetForwarding() {
 	}
 }
 
-// forwards waits until all nodes have the rules, know that the others have them, reach the others
+// forwards waits until all nodes but the one, "" for none, have the rules, know which others have them, reach those
 // at each of their addresses, and may own VIPs.
-func (s *story) forwards() {
+func (s *story) forwards(but string) {
 	s.Helper()
+	able := s.nodesBut(but)
 	s.eventually("all nodes forward", func() error {
-		for _, node := range s.Lab.Nodes() {
+		for _, node := range able {
 			pod, others := s.speakerOf(node), 0
-			for _, other := range s.nodesBut(node) {
-				others += len(s.Lab.Addresses(other))
+			for _, other := range able {
+				if other != node {
+					others += len(s.Lab.Addresses(other))
+				}
 			}
 			n, err := s.Metric(s.ctx, &pod, "lodestone_direct_neighbours", lodestone.Labels{"state": "reachable"})
 			if err == nil && int(n) != others {
