@@ -169,7 +169,8 @@ func (p *proposal) drawFamily(i int, home *pool) *Refusal {
 // home returns a pool that gives every family which is missing and not refused: the pool of the settled
 // family if that one does, otherwise the first that does.
 func (p *proposal) home() *pool {
-	var missing []Family
+	var room [2]Family
+	missing := room[:0]
 	for i, f := range p.Families {
 		if !p.settled(i) && p.refused[i] == nil {
 			missing = append(missing, f)

@@ -336,7 +336,7 @@ func (a *Allocator) HeldSince(uid string, addr netip.Addr) time.Time {
 // Expects reports whether an address is reserved for the Service of this name, or in
 // quarantine for it.
 func (a *Allocator) Expects(name string) bool {
-	return len(a.reservations.of[name]) > 0 || len(a.quarantine.byName[name]) > 0
+	return len(a.reservations.of[name]) > 0 || a.quarantine.byName[name] != nil
 }
 
 // HoldersOf returns who holds the address, in the order in which they came to

@@ -29,7 +29,7 @@ const MaxQuarantined = 1 << 16
 type quarantine struct {
 	clock  clock
 	at     map[netip.Addr]*quarantined
-	byName map[string][]*quarantined // in any order
+	byName map[string]*quarantined // what each name has released last
 	counts map[string]int            // by namespace
 	// spaces has those with addresses in quarantine. The first is the one of which an address is free next.
 	spaces *btree.BTreeG[*space]
@@ -37,7 +37,7 @@ type quarantine struct {
 
 func newQuarantine() quarantine {
 	return quarantine{
-		at: map[netip.Addr]*quarantined{}, byName: map[string][]*quarantined{}, counts: map[string]int{},
+		at: map[netip.Addr]*quarantined{}, byName: map[string]*quarantined{}, counts: map[string]int{},
 		spaces: btree.NewG(degree, func(s, t *space) bool {
 			r, other := s.quarantined[0], t.quarantined[0]
 			return cmp.Or(cmp.Compare(r.until(), other.until()), r.addr.Compare(other.addr)) < 0
@@ -55,8 +55,8 @@ type quarantined struct {
 	name  string
 	since time.Duration
 	space *space
-	// index is where it is in what its name has released.
-	index int
+	// later and earlier are what the same name has released after and before it.
+	later, earlier *quarantined
 }
 
 // waitsFor reports whether the address is kept for the party.
@@ -72,7 +72,9 @@ func (r *quarantined) namespace() string { return namespaceOf(r.name) }
 
 // count changes by how much the namespace that released the address uses its quota.
 func (r *quarantined) count(change int) {
-	r.space.usages.add(r.namespace(), usage{quarantined: change})
+	if r.space.usages != nil {
+		r.space.usages.add(r.namespace(), usage{quarantined: change})
+	}
 }
 
 // rehome finds the present space of every address whose space is gone, and of
@@ -126,8 +128,10 @@ func (q *quarantine) begin(begun quarantined) {
 	q.at[r.addr] = r
 	r.count(+1)
 	q.change(r, (*space).insertQuarantined)
-	r.index = len(q.byName[r.name])
-	q.byName[r.name] = append(q.byName[r.name], r)
+	if r.earlier = q.byName[r.name]; r.earlier != nil {
+		r.earlier.later = r
+	}
+	q.byName[r.name] = r
 	q.counts[r.namespace()]++
 }
 
@@ -152,16 +156,23 @@ func (q *quarantine) excess(namespace string) (all []*quarantined) {
 func (q *quarantine) end(r *quarantined) {
 	r.count(-1)
 	q.change(r, (*space).removeQuarantined)
-	released := q.byName[r.name]
-	last := len(released) - 1
-	released[r.index], released[last].index = released[last], r.index // the last one takes its place
-	released[last] = nil
-	if q.byName[r.name] = released[:last]; last == 0 {
+	if r.earlier != nil {
+		r.earlier.later = r.later
+	}
+	switch {
+	case r.later != nil:
+		r.later.earlier = r.earlier
+	case r.earlier != nil:
+		q.byName[r.name] = r.earlier
+	default:
 		delete(q.byName, r.name)
 	}
 	delete(q.at, r.addr)
-	if q.counts[r.namespace()]--; q.counts[r.namespace()] == 0 {
-		delete(q.counts, r.namespace())
+	namespace := r.namespace()
+	if left := q.counts[namespace] - 1; left > 0 {
+		q.counts[namespace] = left
+	} else {
+		delete(q.counts, namespace)
 	}
 }
 
@@ -200,19 +211,22 @@ func (q *quarantine) list() (all []Quarantined) {
 
 // insertQuarantined adds an address to those of the space that are in quarantine.
 func (s *space) insertQuarantined(r *quarantined) {
-	i, _ := slices.BinarySearchFunc(s.quarantined, r, (*quarantined).compare)
+	i := len(s.quarantined) // most come last, and end first: then there is nothing to search for
+	if i > 0 && s.quarantined[i-1].compare(r) > 0 {
+		i, _ = slices.BinarySearchFunc(s.quarantined, r, (*quarantined).compare)
+	}
 	s.quarantined = slices.Insert(s.quarantined, i, r)
 }
 
 // removeQuarantined undoes insertQuarantined.
 func (s *space) removeQuarantined(r *quarantined) {
-	i, _ := slices.BinarySearchFunc(s.quarantined, r, (*quarantined).compare)
-	if i > 0 {
-		s.quarantined = slices.Delete(s.quarantined, i, i+1)
+	if s.quarantined[0] == r {
+		s.quarantined[0] = nil
+		s.quarantined = s.quarantined[1:]
 		return
 	}
-	s.quarantined[0] = nil
-	s.quarantined = s.quarantined[1:] // most end at the front, and then nothing is moved
+	i, _ := slices.BinarySearchFunc(s.quarantined, r, (*quarantined).compare)
+	s.quarantined = slices.Delete(s.quarantined, i, i+1)
 }
 
 // clock counts the time that has passed for the allocator. It never goes back. When the

@@ -13,11 +13,8 @@ type usages map[string]usage
 // one address after the other, and give each back.
 type usage struct{ held, quarantined int }
 
-// add counts for the quota of a namespace, if there is a quota.
+// add counts for the quota of a namespace. There are no usages where there is no quota.
 func (us usages) add(namespace string, change usage) {
-	if us == nil {
-		return
-	}
 	u := us[namespace]
 	u.held, u.quarantined = u.held+change.held, u.quarantined+change.quarantined
 	if us[namespace] = u; u == (usage{}) {

@@ -81,7 +81,7 @@ func (p *proposal) comeback(f Family) *quarantined {
 	taken := func(addr netip.Addr) bool {
 		return slices.ContainsFunc(p.picks, func(k pick) bool { return k.addr == addr })
 	}
-	for _, r := range slices.Backward(p.quarantine.byName[p.service()]) { // the last are the best, mostly
+	for r := p.quarantine.byName[p.service()]; r != nil; r = r.earlier { // the last are the best, mostly
 		switch {
 		case !r.waitsFor(p.me) || familyOf(r.addr) != f || p.open(r.space.pool, f) != "":
 		case best != nil && cmp.Or(
