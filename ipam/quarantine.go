@@ -30,7 +30,7 @@ type quarantine struct {
 	clock  clock
 	at     map[netip.Addr]*quarantined
 	byName map[string]*quarantined // what each name has released last
-	counts map[string]int            // by namespace
+	counts map[string]int          // by namespace
 	// spaces has those with addresses in quarantine. The first is the one of which an address is free next.
 	spaces *btree.BTreeG[*space]
 }
