@@ -166,14 +166,22 @@ func (r *Reporter) urgent() (now report.Report) {
 	return now
 }
 
+// movesDelay is how long moves wait at most. They are published for two minutes.
+const movesDelay = 90 * time.Second
+
 // gather waits for more changes: for reportDelay if the urgent part has changed, and longer otherwise.
 func (r *Reporter) gather(ctx context.Context, reported report.Report) {
+	moves := reported.Moves
 	reported.Sessions, reported.Moves, reported.Unmatched = nil, nil, nil
 	delay := reportDelay
 	if crowd := time.Duration(r.Crowd()); crowd > 1 {
 		delay = crowd*reportDelay/2 + rand.N(crowd*reportDelay)
 	}
+	soon := min(delay, movesDelay/3+rand.N(movesDelay*2/3))
 	for due := time.Now().Add(delay); ; {
+		if latest := time.Now().Add(soon); latest.Before(due) && len(report.NewMoves(moves, r.Loop.Moves())) > 0 {
+			due = latest
+		}
 		left := min(reportDelay, time.Until(due))
 		if left <= 0 {
 			return

@@ -302,3 +302,38 @@ func TestReportsOfManySpeakers(t *testing.T) {
 		running.Wait()
 	})
 }
+
+// In the largest clusters, too, moves are reported while they are published: else nobody would have an Event of the loss of a node.
+func TestMovesOfManySpeakers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ready := make(chan struct{})
+		close(ready)
+		loop, sessions := &fakeLoop{}, &fakeSessions{}
+		seen := make(chan time.Time, 1)
+		r := NewReporter(ReportOptions{Loop: loop, Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewPedanticRegistry(),
+			Interfaces: &fakeNetwork{ready: ready}, Gateways: &fakeNetwork{ready: ready}, Config: &fakeConfig{config: &config.Config{}},
+			Conflicts: &fakeConflicts{}, Sessions: sessions, PodRoutes: &fakePodRouter{}, KubeProxy: &fakeProxy{}, Forwarding: &fakeProxy{},
+			Crowd: func() int { return 5000 / 50 }, Report: func(r report.Report) {
+				if len(r.Moves) > 0 {
+					seen <- time.Now()
+				}
+			}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { assert.NoError(t, r.Run(ctx)) })
+		for range 100 { // the waits are drawn by lot
+			synctest.Wait()
+			sessions.changes.change(func() { sessions.sessions = []report.Session{{Peer: "tor"}} })
+			time.Sleep(time.Second) // a session's change waits already
+			moved := time.Now()
+			loop.change(func() { loop.moves = []report.Move{{At: moved, From: "n1", Why: report.SpeakerLost}} })
+			require.Less(t, (<-seen).Sub(moved), 110*time.Second) // they are published for 120 s
+			loop.change(func() { loop.moves = nil })
+			sessions.changes.change(func() { sessions.sessions = nil })
+			time.Sleep(time.Hour)
+		}
+		cancel()
+		running.Wait()
+	})
+}

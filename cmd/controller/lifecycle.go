@@ -44,7 +44,7 @@ func (c ledCloud) Routes() (cloudprovider.Routes, bool) {
 	late := time.After(configTimeout)
 	for {
 		changed := c.p.config.Changed()
-		if current, state := c.p.config.Current(); current != nil || state.Read {
+		if _, state := c.p.config.Current(); state.Read {
 			return c.Cloud.Routes()
 		}
 		select {

@@ -97,7 +97,7 @@ func of[E any, P objects.Decodable[E]](client kubernetes.Interface, kind, resour
 		kind: kind, verb: "list", resource: resource, namespace: scope.Namespace,
 		read: func(ctx context.Context, o *Objects) error {
 			found, err := of.List(ctx, client, scope)
-			if apierrors.IsNotFound(err) { // API servers before v1.33 have no ServiceCIDRs
+			if kind == serviceCIDRs && apierrors.IsNotFound(err) { // API servers before v1.33 have none
 				return nil
 			}
 			put(o, found)
@@ -115,7 +115,7 @@ func get[P any](s source, put func(*Objects, []P), get func(context.Context) (P,
 	s.verb = "get"
 	s.read = func(ctx context.Context, o *Objects) error {
 		found, err := get(ctx)
-		if apierrors.IsNotFound(err) {
+		if kube.Missing(err) {
 			return nil
 		}
 		if err == nil {

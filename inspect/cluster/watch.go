@@ -49,7 +49,9 @@ func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 	w := &Watcher{client: client, place: p}
 	for _, s := range p.sources(client) {
 		s.verb = "list"
-		w.sources = append(w.sources, followed{s, kube.NewFollower(s.informer(), w.changed.Notify)})
+		f := kube.NewFollower(s.informer(), w.changed.Notify)
+		f.Optional = s.kind == serviceCIDRs
+		w.sources = append(w.sources, followed{s, f})
 	}
 	return w
 }

@@ -98,7 +98,7 @@ func WriteConfigMap(ctx context.Context, client kubernetes.Interface, namespace,
 func (w *ConfigWatcher) restore(ctx context.Context) {
 	w.onChange(ctx, "no configuration in force", func() (done bool, err error) {
 		current, state := w.Current()
-		if current != nil || !state.Read || state.Err == nil {
+		if current != nil || state.Err == nil {
 			return current != nil, nil
 		}
 		err = w.readCopy(ctx)
@@ -109,6 +109,9 @@ func (w *ConfigWatcher) restore(ctx context.Context) {
 // readCopy puts the copy in force, unless there is a valid document by now.
 func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 	cm, err := w.client.CoreV1().ConfigMaps(w.opts.Namespace).Get(ctx, config.LastValidName, metav1.GetOptions{})
+	if err == nil || Missing(err) {
+		defer w.settle()
+	}
 	if err != nil {
 		return fmt.Errorf("get the copy of the last valid document: %w", err)
 	}
@@ -127,6 +130,16 @@ func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 			"Started without a valid document: the copy in ConfigMap "+config.LastValidName+" is in force until there is one.")
 	}
 	return nil
+}
+
+// settle notes that it is known what is in force, be it nothing.
+func (w *ConfigWatcher) settle() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.state.Read {
+		w.state.Read = true
+		w.changed.Notify()
+	}
 }
 
 // takeCopy puts the copy in force and returns what is wrong with the document. It returns nil,

@@ -209,6 +209,9 @@ func TestADocumentThatComesWhileTheCopyIsRead(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- c.watcher.Run(ctx) }()
 	<-asked
+	if _, state := c.watcher.Current(); state.Read {
+		t.Errorf("it is known what is in force before the copy is read: %+v", state)
+	}
 	c.write(map[string]string{config.Key: oneAddress})
 	c.until("the document is in force", pools(1))
 	close(answer)

@@ -28,8 +28,8 @@ var ErrNoConfig = errors.New("no configuration")
 
 // State is what a ConfigWatcher knows about the document in the cluster.
 type State struct {
-	// Read is set once the API server has answered which document there is, or that there is
-	// none.
+	// Read is set once it is known which configuration is in force: that of the document, that of the copy of the
+	// last valid one, or none.
 	Read bool
 	// Err is why the latest document is not in force; nil when it is.
 	Err error
@@ -138,7 +138,7 @@ func (w *ConfigWatcher) find(all []*corev1.ConfigMap) *corev1.ConfigMap {
 func (w *ConfigWatcher) observe(cm *corev1.ConfigMap) {
 	parsed, err := w.parse(cm)
 	before, after := w.note(cm, parsed, err)
-	if before.Read && fmt.Sprint(err) == fmt.Sprint(before.Err) && (err != nil || before.Since.Equal(after.Since)) {
+	if fmt.Sprint(err) == fmt.Sprint(before.Err) && (err != nil || before.Since.Equal(after.Since)) {
 		return
 	}
 	if err != nil {
@@ -147,7 +147,7 @@ func (w *ConfigWatcher) observe(cm *corev1.ConfigMap) {
 		return
 	}
 	w.opts.Log.Info("configuration in force", "configmap", w.String(), "digest", parsed.Digest)
-	if before.Err != nil && !errors.Is(before.Err, ErrNoConfig) {
+	if before.Err != nil {
 		w.event(corev1.EventTypeNormal, ReasonConfigValid, "The configuration is valid again and in force.")
 	}
 }
@@ -174,10 +174,9 @@ func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err er
 	if err == nil && (w.current == nil || w.current.Digest != parsed.Digest) {
 		w.current, w.state.Since = parsed, time.Now()
 	}
-	if err == nil {
-		w.state.Restored = false
+	if w.state.Err = err; err == nil {
+		w.state.Read, w.state.Restored = true, false
 	}
-	w.state.Read, w.state.Err = true, err
 	w.changed.Notify()
 	return before, w.state
 }
@@ -195,13 +194,16 @@ func (w *ConfigWatcher) WarnOver(message string) {
 // maxEventMessage is the API's limit on an Event's note.
 const maxEventMessage = 1024
 
-// event puts an Event on the ConfigMap, if there is one.
+// event puts an Event on the ConfigMap, or on its name if there is none.
 func (w *ConfigWatcher) event(eventType string, why EventReason, message string) {
 	w.mu.Lock()
 	cm := w.object
 	w.mu.Unlock()
-	if w.opts.Events == nil || cm == nil {
+	if w.opts.Events == nil {
 		return
+	}
+	if cm == nil {
+		cm = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.opts.Namespace, Name: w.opts.Name}}
 	}
 	if len(message) > maxEventMessage {
 		message = strings.ToValidUTF8(message[:maxEventMessage-3], "") + "..."

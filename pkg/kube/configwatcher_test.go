@@ -127,6 +127,9 @@ func TestLastGoodConfigStaysInForce(t *testing.T) {
 	c.until("the ConfigMap's absence is noticed", func(cfg *config.Config, s kube.State) bool {
 		return errors.Is(s.Err, kube.ErrNoConfig) && len(cfg.Pools) == 2
 	})
+	c.wantEvent("Warning ConfigInvalid no configuration: ConfigMap lodestone-system/lodestone-config does not exist")
+	c.write(map[string]string{config.Key: twoPools})
+	c.wantEvent("Normal ConfigValid")
 	if len(c.events.Events) > 0 {
 		t.Errorf("unasked event %q", <-c.events.Events)
 	}

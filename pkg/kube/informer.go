@@ -17,6 +17,10 @@ import (
 
 // Follower is a task that runs an informer, the objects of one kind, and knows whether they were listed.
 type Follower struct {
+	// Optional is set, before Run, if some API servers do not have the kind, which is then known to have no objects. Of any
+	// other kind a load balancer before the API server may answer that it is not found.
+	Optional bool
+
 	informer cache.SharedIndexInformer
 	notify   func()
 
@@ -81,7 +85,7 @@ func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	if other {
 		f.notify()
 	}
-	if !apierrors.IsNotFound(err) { // see Absent
+	if !f.Optional || !apierrors.IsNotFound(err) { // see Absent
 		cache.DefaultWatchErrorHandler(ctx, r, err)
 	}
 }
@@ -98,24 +102,26 @@ func same(before, after runtime.Object) bool {
 }
 
 // Standing reports whether an attempt to list the objects has ended, and returns why none has
-// succeeded. Objects that have been listed once stay known while the API server is down. A kind
-// that the API server does not have is known to have no objects.
+// succeeded. Objects that have been listed once stay known while the API server is down.
 func (f *Follower) Standing() (known bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.listed() || apierrors.IsNotFound(f.err) {
+	if f.listed() || f.absent() {
 		return true, nil
 	}
 	return f.err != nil, f.err
 }
 
-// Absent reports whether the API server answers that it does not have the kind. It is asked
+// Absent reports whether the API server answers that it does not have an optional kind. It is asked
 // again from time to time, because it may be upgraded.
 func (f *Follower) Absent() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.listed() && apierrors.IsNotFound(f.err)
+	return f.absent()
 }
+
+// absent is Absent; mu is held.
+func (f *Follower) absent() bool { return f.Optional && !f.listed() && apierrors.IsNotFound(f.err) }
 
 // listed reports whether the objects have been listed; mu is held.
 func (f *Follower) listed() bool { return f.handler != nil && f.handler.HasSynced() }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,7 +18,7 @@ func TestEveryOtherKindOfErrorIsReported(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	notified := 0
 	reflector := cache.NewReflector(&cache.ListWatch{}, &networkingv1.ServiceCIDR{}, cache.NewStore(cache.MetaNamespaceKeyFunc), 0)
-	f := &Follower{notify: func() { notified++ }}
+	f := &Follower{Optional: true, notify: func() { notified++ }}
 	for _, step := range []struct {
 		err      error
 		notified int
@@ -33,5 +34,21 @@ func TestEveryOtherKindOfErrorIsReported(t *testing.T) {
 		f.failed(t.Context(), reflector, step.err)
 		require.Equal(t, step.notified, notified, step.err)
 		require.Equal(t, step.absent, f.Absent(), step.err)
+	}
+}
+
+// A load balancer before the API server may answer 404 of a kind that every API server has. That there are no Nodes would let
+// Services have their addresses.
+func TestKindsThatAreAlwaysThere(t *testing.T) {
+	t.Parallel()
+	reflector := cache.NewReflector(&cache.ListWatch{}, &networkingv1.ServiceCIDR{}, cache.NewStore(cache.MetaNamespaceKeyFunc), 0)
+	for _, optional := range []bool{false, true} {
+		f := &Follower{Optional: optional, notify: func() {}}
+		f.failed(t.Context(), reflector, apierrors.NewGenericServerResponse(http.StatusNotFound, "list",
+			schema.GroupResource{Resource: "nodes"}, "", "404 page not found", 0, true))
+		known, err := f.Standing()
+		require.True(t, known)
+		require.Equal(t, optional, f.Absent())
+		require.Equal(t, optional, err == nil, err)
 	}
 }

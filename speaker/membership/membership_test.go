@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,11 +21,15 @@ import (
 	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
@@ -530,10 +535,16 @@ func TestLeaseCarriesTheReport(t *testing.T) {
 	n1.leave()
 	assert.True(t, carries(), "what the network looks like is still true")
 	writes = c.leaseWrites()
+	var asked atomic.Bool
+	c.client.(*fake.Clientset).PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return !asked.Swap(true), nil, // what a load balancer before the API servers may answer
+			apierrors.NewGenericServerResponse(http.StatusNotFound, "get",
+				schema.GroupResource{Resource: "leases"}, "", "404 page not found", 0, true)
+	})
 	again := c.start("n1")
 	until("the next start writes the Lease", func() bool { return c.leaseWrites() > writes })
-	assert.True(t, carries(), "the start took the last report away")
 	again.waitCaughtUp()
+	assert.True(t, carries(), "the start took the last report away")
 	writes = c.leaseWrites()
 	again.Report(want)
 	want.Segments = []report.Segment{}

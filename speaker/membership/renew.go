@@ -9,12 +9,12 @@ import (
 
 	"golang.org/x/time/rate"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 	"github.com/lodestone-lb/lodestone/pkg/notify"
 	"github.com/lodestone-lb/lodestone/pkg/report"
 )
@@ -44,11 +44,12 @@ type ownLease struct {
 	table  *table
 	mu     sync.Mutex
 	report report.Report // what the Lease is to carry
-	before report.Report // what it carried before we started
+	before report.Report // what it carried before our first write
 	late   report.Late
 	// carried is the text that we wrote last. overwritten is the text before it, until the watch has
 	// caught up.
 	carried, overwritten string
+	written              bool // at least once
 	spoiled              bool // somebody else has written or deleted the Lease
 }
 
@@ -158,7 +159,7 @@ func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, e
 	leases, name := o.options.Client.CoordinationV1().Leases(o.options.Namespace), annotation.SpeakerLeasePrefix+o.options.Node
 	lease, err := leases.Get(ctx, name, metav1.GetOptions{})
 	exists := err == nil
-	if apierrors.IsNotFound(err) {
+	if kube.Missing(err) {
 		lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: o.options.Namespace}}
 	} else if err != nil {
 		return 0, fmt.Errorf("get our Lease: %w", err)
@@ -177,6 +178,9 @@ func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, e
 	if err != nil {
 		return 0, fmt.Errorf("write our Lease: %w", err)
 	}
+	o.mu.Lock()
+	o.written = true
+	o.mu.Unlock()
 	written.Conflicts, written.Gateways = o.withheldBefore(started), nil
 	o.table.setNetwork(o.options.Node, written.Network)
 	o.table.setListed(true)
@@ -188,7 +192,7 @@ func (o *ownLease) write(ctx context.Context, started time.Time) (crashes int, e
 func (o *ownLease) carry(lease *coordinationv1.Lease) report.Report {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.carried == "" {
+	if !o.written {
 		o.before = report.Of(lease.Annotations)
 	}
 	r := o.ours().Tidy()

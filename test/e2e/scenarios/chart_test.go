@@ -54,6 +54,12 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 		err := s.Upgrade(s.ctx, s.Lab.Chart(), "--set="+set)
 		require.ErrorContains(t, err, "has the name of the release's own, and the upgrade would delete that")
 	}
+	for values, has := range map[string]bool{"config.failover=normal": true, "config.pools=null": false} { // as the guide has it
+		rendered, err := s.Lab.Helm(s.ctx, "upgrade", "lodestone", s.Lab.Chart(), "--namespace", lodestone.Namespace,
+			"--reset-then-reuse-values", "--dry-run=client", "--set="+values)
+		require.NoError(t, err)
+		require.Equal(t, has, strings.Contains(rendered, "name: lan"), "with %s: %s", values, rendered)
+	}
 	rolls(func() error {
 		return s.Upgrade(s.ctx, s.nextChart(), "--set=existingConfigMap=own-config", "--set=membership.existingSecret=own-key",
 			"--set=admission.enabled=true", "--set=controller.dhcp.enabled=true",

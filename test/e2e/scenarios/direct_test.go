@@ -686,7 +686,7 @@ type use struct {
 }
 
 var (
-	usual = use{interval: 100 * time.Millisecond}
+	usual = use{interval: 250 * time.Millisecond}
 	idle  = use{interval: time.Hour}
 	bulk  = use{interval: 50 * time.Millisecond, padding: 256 << 10}
 )

@@ -58,7 +58,7 @@ func (m *making) publish(p published, e entry) error {
 		return fmt.Errorf("write the layout %s: %w", p.layout, err)
 	}
 	if m.Key != nil {
-		signature, err := m.Key.signature(p)
+		signature, err := m.Key.signature(p, strings.TrimPrefix(p.repository, m.values.Image.Registry+"/"))
 		if err != nil {
 			return fmt.Errorf("sign %s: %w", p, err)
 		}

@@ -80,8 +80,8 @@ func TestCosignVerifiesARelease(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^\$ cosign (.*)$`).FindAllStringSubmatch(ours.Replace(string(guide)), -1)
 	require.Len(t, commands, 4)
 	for _, command := range commands {
-		verify := func(key string) (string, error) {
-			args := strings.Fields(strings.Replace(command[1], "cosign.pub", filepath.Join(key, publicKeyName), 1))
+		verify := func(key string, other ...string) (string, error) {
+			args := strings.Fields(strings.NewReplacer(append(other, "cosign.pub", filepath.Join(key, publicKeyName))...).Replace(command[1]))
 			cmd := exec.CommandContext(t.Context(), cosign, args...)
 			cmd.Dir = r.Dist
 			out, err := cmd.CombinedOutput()
@@ -91,6 +91,12 @@ func TestCosignVerifiesARelease(t *testing.T) {
 		require.NoError(t, err, "cosign %s: %s", command[1], out)
 		out, err = verify(stranger.Dist)
 		require.Error(t, err, "cosign %s: %s", command[1], out)
+		if strings.HasPrefix(command[1], "verify ") { // an image, which the registry may serve in place of another one
+			for _, other := range [][]string{{"name=", "name=another-"}, {"tag=", "tag=v0.0.1-"}} {
+				out, err = verify(r.Dist, other...)
+				require.Error(t, err, "cosign %s: %s", command[1], out)
+			}
+		}
 	}
 }
 

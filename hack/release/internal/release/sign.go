@@ -60,13 +60,14 @@ func (k *Key) sign(text []byte) ([]byte, error) {
 	return k.private.Sign(nil, sum[:], crypto.SHA256)
 }
 
-// signature is the signature of an image in the form in which registries keep it.
-func (k *Key) signature(p published) (v1.Image, error) {
+// signature is the signature of an image in the form in which registries keep it. It has the name below the registry
+// and its tag, too: a registry could serve an older image, or another one, with the signature of that one.
+func (k *Key) signature(p published, below string) (v1.Image, error) {
 	digest, err := name.NewDigest(p.repository + "@" + p.digest)
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(payload.Cosign{Image: digest})
+	text, err := json.Marshal(payload.Cosign{Image: digest, Annotations: map[string]any{"name": below, "tag": p.tag}})
 	if err != nil {
 		return nil, err
 	}

@@ -114,13 +114,15 @@ func TestSignaturesAreVerifiedBySigstore(t *testing.T) {
 			require.NoError(t, verify(v, signature, text))
 			require.Error(t, verify(stranger, signature, text))
 
-			// What was signed is this digest at this place.
+			// What was signed is this digest at this place, by its name and version.
 			var signed payload.Cosign
 			require.NoError(t, json.Unmarshal(text, &signed))
 			repository, _, _ := strings.Cut(strings.TrimPrefix(line, "ghcr.io/"), ":")
 			want, err := name.NewDigest("ghcr.io/" + repository + "@" + digest)
 			require.NoError(t, err)
 			require.Equal(t, want.String(), signed.Image.String())
+			below, tag, _ := strings.Cut(strings.TrimPrefix(strings.TrimSuffix(line, "@"+digest), "ghcr.io/lodestone-lb/"), ":")
+			require.Equal(t, map[string]any{"name": below, "tag": tag}, signed.Annotations)
 			require.Error(t, verify(v, signature, bytes.Replace(text, []byte(digest), []byte("sha256:"+strings.Repeat("0", 64)), 1)))
 		}
 	})

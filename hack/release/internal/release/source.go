@@ -60,15 +60,12 @@ func Open(ctx context.Context, root, version string, allowDirty bool) (Source, e
 	return Source{Root: root, Version: version, Commit: commit, Date: date.UTC(), Stamp: stamp}, nil
 }
 
-// checkIgnored refuses files that git ignores and that Helm or Go would take into the release all the same.
+// checkIgnored refuses files that git ignores and that Helm or Go may take into the release all the same: Go embeds any.
 func checkIgnored(ctx context.Context, root string) error {
-	paths := []string{"ls-files", "--others", "--ignored", "--exclude-standard", "--", chartFolder}
-	for _, folder := range []string{"cmd", "controller", "inspect", "ipam", "pkg", "speaker"} {
-		paths = append(paths, folder+"/*.go")
-	}
-	ignored, err := git(ctx, root, paths...)
+	ignored, err := git(ctx, root, "ls-files", "--others", "--ignored", "--exclude-standard", "--", chartFolder,
+		"cmd", "controller", "inspect", "ipam", "pkg", "speaker")
 	if err == nil && ignored != "" {
-		err = fmt.Errorf("the checkout %s has files that git ignores, and that would be in the release; remove them:\n%s", root, ignored)
+		err = fmt.Errorf("the checkout %s has files that git ignores, and that may be in the release; remove them:\n%s", root, ignored)
 	}
 	return err
 }
