@@ -192,6 +192,7 @@ func TestALeaseThatIsLostIsNotGivenBack(t *testing.T) {
 
 		lock = &broken{}
 		e = stand(t, lock)
+		synctest.Wait() // it renews its lease as soon as it has it
 		lock.mu.Lock()
 		lock.holder = "another" // this process stood still for longer than its lease
 		lock.mu.Unlock()

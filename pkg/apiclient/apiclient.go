@@ -12,10 +12,11 @@
 // more time than hedgeDelay.
 //
 // Controller and speaker use it for all their clients. It does not retry requests, and reads of the
-// answers only what restored.go needs.
+// answers only what restored.go and foreign.go need.
 //
 //	apiclient.go  Transport: connections, of which one may hang
 //	restored.go   ends watches after etcd was restored from a backup
+//	foreign.go    what others answer in place of an API server
 package apiclient
 
 import (
@@ -106,7 +107,7 @@ func Use(config *rest.Config) (*Transport, error) {
 		return nil, fmt.Errorf("read address of the API server %q: %w", config.Host, err)
 	}
 	config.Host = base.String() // its scheme depends on the settings of TLS
-	config.Transport, config.TLSClientConfig = rewound{t.http, t.rewound.Notify}, rest.TLSClientConfig{}
+	config.Transport, config.TLSClientConfig = rewound{writes{t.http}, t.rewound.Notify}, rest.TLSClientConfig{}
 	return t, nil
 }
 
@@ -137,8 +138,8 @@ func newTransport(config *rest.Config) (*Transport, error) {
 // restored from a backup.
 func (t *Transport) Rewound() <-chan struct{} { return t.rewound.Next() }
 
-// Ask returns nil if an API server answers over the connections that all requests use. Any
-// answer counts.
+// Ask returns nil if an API server answers over the connections that all requests use. A refusal counts. What a load balancer
+// before API servers that are away may answer does not.
 func (t *Transport) Ask(ctx context.Context) error { return t.ask(ctx, t.http) }
 
 // Renew asks over a connection of its own. If an API server answers there, all other
@@ -176,6 +177,9 @@ func (t *Transport) ask(ctx context.Context, by http.RoundTripper) error {
 	}
 	defer answer.Body.Close()
 	_, _ = io.CopyN(io.Discard, answer.Body, 4096) // so that the connection can be used again; the answer has come
+	if !isAnswer(answer.StatusCode) {
+		return fmt.Errorf("ask the API server for its version: %s, which something before it has answered", answer.Status)
+	}
 	return nil
 }
 

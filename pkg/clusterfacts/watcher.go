@@ -51,12 +51,14 @@ type Watcher struct {
 	sources []*source
 	// The sources, by what they watch.
 	nodes, leases, serviceCIDRs, apiServer, kubernetes *source
-	// absent is set once it is logged that there are no ServiceCIDRs.
-	absent bool
 
 	mu      sync.Mutex
 	current *Facts
-	changed notify.Signal
+	// absent is set once it is known that there are no ServiceCIDRs: the API server lacks them still after all else was listed, which
+	// was after refusals failures. A load balancer before API servers that start lacks everything.
+	absent   bool
+	refusals int
+	changed  notify.Signal
 }
 
 // source is a kind of object that is watched, with its name for people.
@@ -121,7 +123,28 @@ func (w *Watcher) waiting() (names []string, why error) {
 			names, why = append(names, s.name), errors.Join(why, err)
 		}
 	}
+	if len(names) == 0 && !w.without(w.serviceCIDRs.Absent()) {
+		names = append(names, w.serviceCIDRs.name)
+	}
 	return names, why
+}
+
+// without reports whether the ServiceCIDRs need not be waited for, which the API server has lacked so many times, when all else is
+// listed.
+func (w *Watcher) without(lacked int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if lacked == 0 || w.absent {
+		return true
+	}
+	if w.refusals == 0 {
+		w.refusals = lacked
+	}
+	if w.absent = lacked > w.refusals; w.absent {
+		w.log.Info("the API server has no ServiceCIDRs (Kubernetes before v1.33): of the cluster IPs only its own is known; exclude " +
+			"the Service CIDR from pools that overlap it")
+	}
+	return w.absent
 }
 
 // Run keeps the facts up to date until ctx ends. While the API server is down
@@ -167,11 +190,6 @@ func (w *Watcher) gather(ctx context.Context) {
 
 // look computes the facts from the caches, and publishes them if they differ.
 func (w *Watcher) look() {
-	if !w.absent && w.serviceCIDRs.Absent() {
-		w.absent = true
-		w.log.Info("the API server has no ServiceCIDRs (Kubernetes before v1.33): of the cluster IPs only its own is known; exclude " +
-			"the Service CIDR from pools that overlap it")
-	}
 	if len(w.Waiting()) > 0 {
 		return
 	}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -205,6 +207,7 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 			return !upgraded.Load(), nil, apierrors.NewNotFound(networkingv1.Resource("servicecidrs"), "")
 		})
 		c.start()
+		time.Sleep(5 * time.Second) // it is asked again, as in TestServiceCIDRsAreWaitedFor
 		assert.Equal(t, []string{"10.96.0.1 is the cluster IP of the API server"}, sentences(c.facts()))
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -215,6 +218,30 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 		c.settle()
 		assert.Equal(t, []string{"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12"}, sentences(c.facts()))
 	}, apiService("10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/12"))
+}
+
+// A load balancer before API servers that start answers 404 to everything. That is no API server without ServiceCIDRs.
+func TestServiceCIDRsAreWaitedFor(t *testing.T) {
+	for i := range 20 { // each kind is asked for anew after a time that is drawn by lot
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			bubble(t, func(c *cluster) {
+				began := time.Now()
+				c.client.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+					return time.Since(began) < 10*time.Second, nil, apierrors.NewGenericServerResponse(http.StatusNotFound, "list",
+						action.GetResource().GroupResource(), "", "404 page not found", 0, true)
+				})
+				c.start()
+				for {
+					changed := c.watcher.Changed()
+					if _, ready := c.watcher.Current(); ready {
+						break
+					}
+					<-changed
+				}
+				require.Equal(c, []string{"10.96.0.0/12 is in the Service CIDR 10.96.0.0/12"}, sentences(c.facts()))
+			}, apiService("10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/12"))
+		})
+	}
 }
 
 // Nothing may be handed out before everything is known, and the log names what

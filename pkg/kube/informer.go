@@ -27,8 +27,9 @@ type Follower struct {
 	mu sync.Mutex
 	// handler is set by Run.
 	handler cache.ResourceEventHandlerRegistration
-	// err is why the objects could not be listed or watched the last time.
-	err error
+	// err is why the objects could not be listed or watched the last time, and failures how often that was so.
+	err      error
+	failures int
 }
 
 // NewFollower returns a Follower that starts with Run. It calls notify, which must not wait, when
@@ -79,8 +80,9 @@ func (f *Follower) failed(ctx context.Context, r *cache.Reflector, err error) {
 	f.mu.Lock()
 	// Standing changes also when one kind of error replaces another: an API server that starts
 	// first refuses everybody, and only then answers that it lacks a kind.
-	other := f.err == nil || apierrors.ReasonForError(f.err) != apierrors.ReasonForError(err)
+	other := f.err == nil || apierrors.ReasonForError(f.err) != apierrors.ReasonForError(err) || f.Optional && apierrors.IsNotFound(err)
 	f.err = err
+	f.failures++
 	f.mu.Unlock()
 	if other {
 		f.notify()
@@ -112,12 +114,15 @@ func (f *Follower) Standing() (known bool, err error) {
 	return f.err != nil, f.err
 }
 
-// Absent reports whether the API server answers that it does not have an optional kind. It is asked
-// again from time to time, because it may be upgraded.
-func (f *Follower) Absent() bool {
+// Absent returns how often listing an optional kind has failed, if the API server answers now that it does not have it; else 0. It is
+// asked again from time to time, because it may be upgraded.
+func (f *Follower) Absent() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.absent()
+	if !f.absent() {
+		return 0
+	}
+	return f.failures
 }
 
 // absent is Absent; mu is held.

@@ -143,11 +143,29 @@ type secret struct {
 	err error
 }
 
+// get reads the Secret, from memory of an API server. That one may lag behind another one that was asked before, and have the
+// password before the one that is known: so one that differs is read as etcd has it.
 func (p *Passwords) get(ctx context.Context, name string) secret {
 	ctx, cancel := context.WithTimeout(ctx, passwordsTimeout)
 	defer cancel()
-	s, err := p.client.CoreV1().Secrets(p.namespace).Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+	secrets := p.client.CoreV1().Secrets(p.namespace)
+	s, err := secrets.Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+	if err == nil && p.differs(name, s) {
+		s, err = secrets.Get(ctx, name, metav1.GetOptions{})
+	}
 	return secret{s, err}
+}
+
+// differs reports whether a password that is known is not the Secret's.
+func (p *Passwords) differs(name string, s *corev1.Secret) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, of := range p.known {
+		if key.Name == name && of.fault == "" && of.value != passwordOf(secret{s, nil}, name, key.Key).value {
+			return true
+		}
+	}
+	return false
 }
 
 // refusedSince returns since when the API server refuses the Secret: since now, if it has not before.

@@ -71,9 +71,13 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 			Data:       map[string]string{config.Key: withPassword},
 		})
 		var down atomic.Pointer[error]
-		client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		var behind atomic.Pointer[corev1.Secret] // what an API server has that lags behind
+		client.PrependReactor("get", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if err := down.Load(); err != nil {
 				return true, nil, *err
+			}
+			if s := behind.Load(); s != nil && action.(clienttesting.GetActionImpl).GetOptions.ResourceVersion == "0" {
+				return true, s, nil
 			}
 			return false, nil, nil
 		})
@@ -117,6 +121,19 @@ func TestPasswordsFollowTheirSecret(t *testing.T) {
 		require.NoError(t, err)
 		<-changed
 		has("first", "")
+
+		old := secret.DeepCopy()
+		secret.Data["password"] = []byte("second")
+		_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		has("second", "")
+		behind.Store(old)
+		has("second", "")
+		behind.Store(nil)
+		_, err = secrets.Update(t.Context(), old, metav1.UpdateOptions{})
+		require.NoError(t, err)
+		has("first", "")
+		secret = old
 
 		// Somebody replaces it by another one.
 		require.NoError(t, secrets.Delete(t.Context(), "tor", metav1.DeleteOptions{}))

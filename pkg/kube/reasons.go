@@ -25,7 +25,7 @@ func EventReasons() reason.Texts[EventReason] {
 			Cure: "Follow the message. The addresses that it names are not handed out, or neighbours do not ask for them."},
 		ReasonConfigRestored: {Cause: "A program has started while the document is missing or has mistakes. It works by the copy of the " +
 			"last valid document in the ConfigMap lodestone-config-last-valid.",
-			Cure: "Correct the document. To give the addresses up on purpose, apply a document without pools."},
+			Cure: "Correct the document."},
 		ReasonConfigWarningOver: {Cause: "A warning about the document no longer applies.", Cure: "Nothing to do."},
 	}
 }

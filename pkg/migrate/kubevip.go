@@ -207,7 +207,8 @@ func (m *kubeVIP) leasePool(p *pool, key, name string, leases map[string]bool) {
 	leases[on] = true
 	p.DHCP = &dhcp{on}
 	m.decidef(m.ranges, "data."+key, "asks for addresses from DHCP: Lodestone leases them on %s by itself, as another client of the "+
-		"server, so that Services get other addresses than they have, unless the server reserves them", on)
+		"server, so that Services get other addresses than they have, unless the server reserves them; set controller.dhcp.enabled "+
+		"of the chart before you apply the configuration", on)
 	m.doc.Pools = append(m.doc.Pools, *p)
 }
 

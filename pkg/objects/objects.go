@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -250,13 +251,16 @@ const longestWait = 4 * time.Second
 
 // untilAnswered repeats a request until the API server answers, if it has answered before. A reflector waits longer and longer between
 // two attempts, and nobody would see what changes in the first minute in which the API server is back. What an ill API server, or a load
-// balancer before it, answers (5xx) is no answer.
+// balancer before it, answers is no answer, nor is one that is cut short.
 func untilAnswered[R any](ctx context.Context, before func() bool, request func() (R, error)) (R, error) {
 	for wait := time.Second; ; wait = min(2*wait, longestWait) {
 		answer, err := request()
 		_, unanswered := errors.AsType[*url.Error](err)
-		if status, is := errors.AsType[*apierrors.StatusError](err); is && status.ErrStatus.Code >= http.StatusInternalServerError {
-			unanswered = !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) // then the reflector lists anew
+		unanswered = unanswered || errors.Is(err, io.ErrUnexpectedEOF)
+		if status, is := errors.AsType[*apierrors.StatusError](err); is {
+			foreign := apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+			unanswered = foreign || status.ErrStatus.Code >= http.StatusInternalServerError &&
+				!apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) // then the reflector lists anew
 		}
 		if !unanswered || !before() || ctx.Err() != nil {
 			return answer, err

@@ -112,8 +112,9 @@ func (r roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return r
 
 // However long an API server was away, or ill, what has changed is known a few seconds after it is back.
 func TestChangesAreKnownSoonAfterTheAPIServerIsBack(t *testing.T) {
-	for i, away := range []time.Duration{10 * time.Second, time.Minute, time.Hour, 10 * time.Second, time.Minute, time.Hour} {
-		ill := i > 2
+	const ill, foreign, cut = 1, 2, 3 // 0: it refuses connections
+	for i := range 12 {
+		away, how := []time.Duration{10 * time.Second, time.Minute, time.Hour}[i%3], i/3
 		synctest.Test(t, func(t *testing.T) {
 			list := func(version string) []byte {
 				return encoded(t, &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: version},
@@ -127,10 +128,19 @@ func TestChangesAreKnownSoonAfterTheAPIServerIsBack(t *testing.T) {
 					return &http.Response{StatusCode: code, Body: body, Header: http.Header{"Content-Type": {kind}}, Request: q}, nil
 				}
 				switch query := q.URL.Query(); {
-				case gone.Load() && ill:
+				case gone.Load() && how == ill:
 					attempts++
 					return answer(http.StatusServiceUnavailable, http.NoBody, "text/plain")
-				case gone.Load():
+				case gone.Load() && how == foreign: // by a load balancer
+					attempts++
+					return answer(http.StatusNotFound, io.NopCloser(strings.NewReader("404 page not found")), "text/plain")
+				case gone.Load() && how == cut && query.Get("watch") == "":
+					attempts++
+					all := list(current)
+					return answer(http.StatusOK, io.NopCloser(bytes.NewReader(all[:len(all)-1])), kruntime.ContentTypeProtobuf)
+				case gone.Load() && how == cut && query.Get("sendInitialEvents") == "":
+					return answer(http.StatusGone, http.NoBody, "text/plain")
+				case gone.Load() && how != cut:
 					attempts++
 					return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
 				case query.Get("sendInitialEvents") == "true":
@@ -174,7 +184,7 @@ func TestChangesAreKnownSoonAfterTheAPIServerIsBack(t *testing.T) {
 			current, ends = "2", make(chan struct{})
 			gone.Store(false)
 			time.Sleep(10 * time.Second)
-			require.Equal(t, "2", version(), "after %s", away)
+			require.Equal(t, "2", version(), "after %s, case %d", away, how)
 		})
 	}
 }

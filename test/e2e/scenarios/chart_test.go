@@ -58,7 +58,7 @@ func TestNextVersionComesAndGoes(t *testing.T) {
 		rendered, err := s.Lab.Helm(s.ctx, "upgrade", "lodestone", s.Lab.Chart(), "--namespace", lodestone.Namespace,
 			"--reset-then-reuse-values", "--dry-run=client", "--set="+values)
 		require.NoError(t, err)
-		require.Equal(t, has, strings.Contains(rendered, "name: lan"), "with %s: %s", values, rendered)
+		require.Equal(t, has, strings.Contains(rendered, "198.18.0.200-"), "with %s: %s", values, rendered)
 	}
 	rolls(func() error {
 		return s.Upgrade(s.ctx, s.nextChart(), "--set=existingConfigMap=own-config", "--set=membership.existingSecret=own-key",
