@@ -13,12 +13,16 @@ packages=(
   bird2 frr python3-exabgp # routers to speak BGP and BFD with
   buildah # a test builds the Dockerfile with it
   chromium-headless-shell fonts-dejavu-core # tests look at the dashboard with it
-  arping curl iputils-ping ndisc6 tcpdump # tests look at the wire with them
+  arping conntrack curl iputils-ping ndisc6 tcpdump # tests look at the wire with them
   shellcheck
 )
 
 missing=()
 for package in "${packages[@]}"; do
+  # Docker's own package has these two programs, and excludes Debian's.
+  if [[ $package == containerd || $package == runc ]] && command -v "$package" >/dev/null; then
+    continue
+  fi
   state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
   [[ $state == installed ]] || missing+=("$package")
 done
@@ -41,11 +45,11 @@ fi
 echo "deps.sh: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+apt-get install -y -qq --no-install-recommends --no-remove "${missing[@]}" >/dev/null
 
 # Nor shall it start with the machine: tests run their own, in namespaces.
-for service in bird containerd frr kea-dhcp4-server; do
-  if [[ -d /run/systemd/system && " ${missing[*]} " == *" $service "* ]]; then
-    systemctl --quiet disable --now "$service.service"
+for package in bird2 containerd frr kea-dhcp4-server; do
+  if [[ -d /run/systemd/system && " ${missing[*]} " == *" $package "* ]]; then
+    systemctl --quiet disable --now "${package/bird2/bird}.service"
   fi
 done

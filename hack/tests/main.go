@@ -34,6 +34,9 @@ func main() {
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "tests: %v\n", err)
 	}
+	if ctx.Err() != nil {
+		fmt.Fprintln(os.Stderr, "tests: interrupted; a lab may still be up: make lab-down")
+	}
 	if !s.close(*strict) || err != nil {
 		os.Exit(1)
 	}

@@ -109,7 +109,7 @@ func (w *ConfigWatcher) restore(ctx context.Context) {
 // readCopy puts the copy in force, unless there is a valid document by now.
 func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 	cm, err := w.client.CoreV1().ConfigMaps(w.opts.Namespace).Get(ctx, config.LastValidName, metav1.GetOptions{})
-	if err == nil || Missing(err) {
+	if err == nil || refusal(err) {
 		defer w.settle()
 	}
 	if err != nil {

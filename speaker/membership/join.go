@@ -82,7 +82,7 @@ func (j *joiner) enter(ctx context.Context, store cache.Store, started time.Time
 // awaitKey waits until this speaker and all others understand each other. While the key is replaced,
 // some may not have read it yet. A speaker that joined without them would claim their VIPs. But a few speakers with
 // another key must not keep all others from starting. So after keyTimeout this speaker goes on if it has met more
-// speakers than there are with another key, which do not understand the met ones either.
+// speakers with a Lease than there are with another key, which do not understand the met ones either.
 func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 	until := time.Now().Add(j.options.keyTimeout)
 	for waited := false; ctx.Err() == nil; waited = true {
@@ -90,7 +90,7 @@ func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 		if len(nodes) == 0 {
 			return
 		}
-		if len(nodes) < j.table.alive()-1 && !time.Now().Before(until) {
+		if len(nodes) < j.table.metWithLease() && !time.Now().Before(until) {
 			j.log.Warn("joining without speakers that use another membership key: they do not change to the key of the Secret and the clusterID",
 				"nodes", nodes)
 			return

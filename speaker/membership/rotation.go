@@ -96,9 +96,13 @@ func (r *rotation) keep(ctx context.Context, store cache.Store) {
 	now, tick := r.readKey(r.ring.current()[0]), time.NewTicker(r.options.KeyInterval)
 	defer tick.Stop()
 	var before keys.Ring
+	began := time.Now() // of the change
 	for {
 		ring := r.ring.current()
-		next := ring.Next(now, r.keysOfOthers(store.List()))
+		if slices.Equal(ring, keys.Ring{now}) {
+			began = time.Now()
+		}
+		next := ring.Next(now, r.keysOfOthers(store.List(), time.Since(began) < r.options.keyTimeout))
 		if len(next) >= len(ring) || slices.Equal(next, before) {
 			r.turn(next)
 		}
@@ -151,9 +155,9 @@ func (r *rotation) turn(to keys.Ring) {
 }
 
 // keysOfOthers returns the marks of each other speaker that has a Lease or is alive. Speakers without a
-// Lease have no marks.
-func (r *rotation) keysOfOthers(all []any) (marks [][]string) {
-	alive := r.table.Speakers()
+// Lease have no marks. Who has an old key could invent such speakers, and keep it in use by that: they are left out unless they count.
+func (r *rotation) keysOfOthers(all []any, unlistedCount bool) (marks [][]string) {
+	alive, networks := r.table.All()
 	delete(alive, r.options.Node)
 	for _, l := range all {
 		p := l.(*lease)
@@ -163,8 +167,10 @@ func (r *rotation) keysOfOthers(all []any) (marks [][]string) {
 			delete(alive, p.node)
 		}
 	}
-	for range alive {
-		marks = append(marks, nil)
+	for node := range alive {
+		if _, hadLease := networks[node]; hadLease || unlistedCount {
+			marks = append(marks, nil)
+		}
 	}
 	return marks
 }

@@ -78,8 +78,10 @@ func (g Group) Create(nodes []string) error {
 		return err
 	}
 	if len(hierarchies) == 0 {
-		if err := delegate(root); err != nil {
-			return err
+		for _, path := range []string{mount, root} { // systemd leaves out what none of its services needs
+			if err := delegate(path); err != nil {
+				return err
+			}
 		}
 		hierarchies = []string{mount}
 	}
@@ -93,13 +95,19 @@ func (g Group) Create(nodes []string) error {
 	return nil
 }
 
-// delegate hands every controller of a v2 group on to its children.
+// kubelet starts only where its pods can have these controllers, if the kernel has them.
+var needed = []string{"cpu", "cpuset", "hugetlb", "memory", "pids"}
+
+// delegate hands the controllers of a v2 group that kubelets need on to its children.
 func delegate(path string) error {
 	raw, err := os.ReadFile(filepath.Join(path, "cgroup.controllers"))
 	if err != nil {
 		return fmt.Errorf("read cgroup controllers: %w", err)
 	}
 	for _, controller := range strings.Fields(string(raw)) {
+		if !slices.Contains(needed, controller) {
+			continue
+		}
 		if err := os.WriteFile(filepath.Join(path, "cgroup.subtree_control"), []byte("+"+controller), 0o644); err != nil {
 			return fmt.Errorf("delegate cgroup controller %s: %w", controller, err)
 		}

@@ -76,9 +76,11 @@ func answers(t *testing.T, c *Cluster, node string, address netip.Addr) {
 }
 
 func TestALabFromUpToDown(t *testing.T) {
+	kept := keepsKernelSetting(t)
 	c := bringUp(t, Options{})
 	deployEcho(t, c)
 
+	t.Run("the machine keeps its settings", kept)
 	t.Run("nodes wait for a cloud provider and know their pod subnets", func(t *testing.T) { testNodes(t, c) })
 	t.Run("pods answer on every node", func(t *testing.T) {
 		for _, node := range c.Nodes() {
@@ -94,6 +96,29 @@ func TestALabFromUpToDown(t *testing.T) {
 		deployEcho(t, bringUp(t, Options{Nodes: 1}))
 	})
 	t.Run("down leaves nothing", func(t *testing.T) { testDown(t, c) })
+}
+
+// keepsKernelSetting makes a setting of the machine's kernel one that kubelet does not want, until the test ends, and returns the test
+// that it is still that.
+func keepsKernelSetting(t *testing.T) func(*testing.T) {
+	const setting, unwanted = "/proc/sys/kernel/panic_on_oops", "0\n"
+	before, err := os.ReadFile(setting)
+	if err == nil {
+		err = os.WriteFile(setting, []byte(unwanted), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(setting, before, 0o644); err != nil {
+			t.Error(err)
+		}
+	})
+	return func(t *testing.T) {
+		if now, err := os.ReadFile(setting); err != nil || string(now) != unwanted {
+			t.Errorf("%s is %q, %v", setting, now, err)
+		}
+	}
 }
 
 func testNodes(t *testing.T, c *Cluster) {

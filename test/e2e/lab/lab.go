@@ -72,6 +72,9 @@ type Options struct {
 
 	// Place is where on the machine the lab is: 1 to Places, or 0 for whichever is free first.
 	Place int `json:"place"`
+	// Wait is how long Up waits for a place that other programs have; zero: as long as they do. Then Up fails with
+	// context.DeadlineExceeded.
+	Wait time.Duration `json:"-"`
 
 	// Root is the repository's root; empty means to look for it from the
 	// working directory upwards.
@@ -143,7 +146,7 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	p, err := take(ctx, options.Place, options.Progress)
+	p, err := take(ctx, options.Place, options.Wait, options.Progress)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,8 @@ var files embed.FS
 
 // ownMachine is a shell script that makes a node a machine of its own for
 // everything that runs on it: /sys shows its network interfaces, and /run,
-// /var/lib and /var/log are nobody else's. All mounts are in a mount namespace
+// /var/lib and /var/log are nobody else's. What kubelet sets of the kernel, which no namespace has of its own, goes
+// into files: the machine that the lab is on keeps its settings. All mounts are in a mount namespace
 // and go with its last process, so there is never one to clean up.
 const ownMachine = `set -e
 mount --rbind /sys/fs/cgroup "$1/cgroup"
@@ -36,6 +37,11 @@ umount --lazy --recursive /sys
 mount -t sysfs sysfs /sys
 mount --move "$1/cgroup" /sys/fs/cgroup
 mount -t tmpfs tmpfs /run
+for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+  mkdir -p "/run/kernel/${setting%/*}"
+  cat "/proc/sys/$setting" >"/run/kernel/$setting"
+  mount --bind "/run/kernel/$setting" "/proc/sys/$setting"
+done
 mount --bind "$1/lib" /var/lib
 mount --bind "$1/log" /var/log
 mount --make-rshared /

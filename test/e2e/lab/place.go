@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/lodestone-lb/lodestone/test/e2e/cgroup"
 	"github.com/lodestone-lb/lodestone/test/e2e/lan"
@@ -50,7 +51,12 @@ func (p place) lock() *lock.Lock { return locks[p-1] }
 
 // take waits for a place: the given one, which this program may have already, or the first
 // free one. It prefers the last place, because programs that ask for a number ask for 1.
-func take(ctx context.Context, number int, progress func(format string, args ...any)) (place, error) {
+func take(ctx context.Context, number int, wait time.Duration, progress func(format string, args ...any)) (place, error) {
+	if wait > 0 {
+		waiting, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		ctx = waiting
+	}
 	if number > 0 {
 		return place(number), place(number).lock().Acquire(ctx, progress)
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -116,7 +117,9 @@ func (l LAN) buildBridge() error {
 		return err
 	}
 	// Rules on the bridge are the lab's faults; netfilter's other hooks have
-	// no business there.
+	// no business there. They are in a module, which nodes need for pods that ask a Service of their own node; a kernel
+	// without modules has it built in.
+	_ = exec.Command("modprobe", "br_netfilter").Run()
 	if err := sysctl(namespace, map[string]string{
 		"net/bridge/bridge-nf-call-iptables":  "0",
 		"net/bridge/bridge-nf-call-ip6tables": "0",

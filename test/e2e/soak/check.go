@@ -147,13 +147,17 @@ func (s *soak) allNotReady(ctx context.Context) (bool, error) {
 	return len(notReady) == len(s.Lab.Nodes()), nil
 }
 
-// ended returns an error if a container of the pod has ended by itself in this step. Faults end them by SIGKILL or
-// SIGTERM, and a controller that has lost its lease ends with status 1.
+// ended returns an error if a container of the pod has ended by itself in this step. Faults end them by SIGKILL, as a lack of memory
+// does, or SIGTERM, and a controller that has lost its lease ends with status 1.
 func (s *soak) ended(pod corev1.Pod, happened faults) error {
 	for _, status := range pod.Status.ContainerStatuses {
 		last := status.LastTerminationState.Terminated
-		if last == nil || last.FinishedAt.Time.Before(s.began.Truncate(time.Second)) || last.ExitCode == 0 || last.ExitCode == 128+9 ||
-			last.ExitCode == 128+15 || last.ExitCode == 1 && happened.unled() && pod.Labels["app.kubernetes.io/component"] == "controller" {
+		if last == nil || last.FinishedAt.Time.Before(s.began.Truncate(time.Second)) {
+			continue
+		}
+		killed := last.ExitCode == 128+9 && last.Reason != "OOMKilled"
+		unled := last.ExitCode == 1 && happened.unled() && pod.Labels["app.kubernetes.io/component"] == "controller"
+		if killed || unled || last.ExitCode == 0 || last.ExitCode == 128+15 {
 			continue
 		}
 		return fmt.Errorf("pod %s ended at %s with status %d: %s", pod.Name, last.FinishedAt.Format("15:04:05"), last.ExitCode, last.Message)

@@ -141,8 +141,10 @@ func bringUp(ctx context.Context, keep bool) (*lodestone.Installation, error) {
 	if err != nil || !keep {
 		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: 1, Progress: progress})
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		return lodestone.New(cluster)
+	} else if cluster != nil && !keep {
+		err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx)))
 	}
-	return lodestone.New(cluster)
+	return nil, err
 }

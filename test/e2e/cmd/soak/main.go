@@ -48,13 +48,13 @@ func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", 
 func run(ctx context.Context, options soak.Options, keep bool) (found bool, err error) {
 	cluster, err := lab.Open("")
 	if err != nil || !keep {
-		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Progress: progress})
+		cluster, err = lab.Up(ctx, lab.Options{DualStack: true, Router: lab.RouterBoth, Place: 1, Progress: progress})
+	}
+	if cluster != nil && !keep {
+		defer func() { err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx))) }()
 	}
 	if err != nil {
 		return false, err
-	}
-	if !keep {
-		defer func() { err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx))) }()
 	}
 	if options.Dir == "" {
 		options.Dir = filepath.Join(cluster.Root, ".cache", fmt.Sprintf("soak-%d", options.Seed))
