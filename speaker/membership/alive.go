@@ -65,18 +65,6 @@ func (t *table) alive() int {
 	return t.peers.count((*peer).isAlive)
 }
 
-// metWithLease returns how many other speakers are alive and have a Lease.
-func (t *table) metWithLease() (n int) {
-	speakers, networks := t.All()
-	delete(speakers, t.options.Node)
-	for node := range speakers {
-		if _, has := networks[node]; has {
-			n++
-		}
-	}
-	return n
-}
-
 // summary returns how many speakers are alive, and whether this one is apart and its link down.
 func (t *table) summary() (alive int, apart, down bool) {
 	t.mu.Lock()

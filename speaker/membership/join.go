@@ -90,7 +90,7 @@ func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 		if len(nodes) == 0 {
 			return
 		}
-		if len(nodes) < j.table.metWithLease() && !time.Now().Before(until) {
+		if len(nodes) < j.metWithLease() && !time.Now().Before(until) {
 			j.log.Warn("joining without speakers that use another membership key: they do not change to the key of the Secret and the clusterID",
 				"nodes", nodes)
 			return
@@ -106,6 +106,18 @@ func (j *joiner) awaitKey(ctx context.Context, store cache.Store) {
 		case <-time.After(j.options.KeyInterval):
 		}
 	}
+}
+
+// metWithLease returns how many other speakers are alive and have a Lease.
+func (j *joiner) metWithLease() (n int) {
+	speakers, networks := j.table.All()
+	delete(speakers, j.options.Node)
+	for node := range speakers {
+		if _, has := networks[node]; has {
+			n++
+		}
+	}
+	return n
 }
 
 // meet waits until this speaker has met another one, and reports whether it has.
