@@ -121,9 +121,12 @@ func (r *replica) changed(key string) {
 		r.tryAgain((*ledger.Ledger).Due)
 		r.followLeases()
 	case kind == "service":
-		if svc := r.service(name); svc != nil {
-			r.ledger.SeeForeign(svc, false)
+		svc, gone := r.service(name), false
+		if svc == nil {
+			namespace, name, _ := strings.Cut(name, "/")
+			svc, gone = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}, true
 		}
+		r.ledger.SeeForeign(svc, gone)
 		r.look(name)
 	}
 }
