@@ -367,11 +367,14 @@ func (c *routeChecks) notified(a *adjacency, m message) {
 	}
 }
 
-// withdrawn is called when a node has withdrawn a route, or not announced it again.
+// withdrawn is called when a node has withdrawn a route, or not announced it again. An aggregate of the node may have taken its place.
 func (c *routeChecks) withdrawn(a *adjacency, prefix netip.Prefix, e entry, at time.Duration) {
 	c.learn()
 	n, r := a.n, a.r
 	since, right := c.right[rightKey{n.id, r.id, prefix}]
+	for other := range a.table {
+		right = right && !(other.Bits() < prefix.Bits() && other.Contains(prefix.Addr()))
+	}
 	if right && at-since > maxUnroutedSick && at-c.sickened > maxUnroutedSick && c.attends(n) {
 		c.fail("no route is withdrawn that is right", "%s has %s no more of %s, which should announce it since %.3fs", r.name, prefix, n.name,
 			since.Seconds())
