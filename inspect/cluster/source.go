@@ -27,6 +27,7 @@ import (
 // source is one kind of objects. read reads them once. informer and take follow them.
 type source struct {
 	kind, verb, resource, namespace string
+	optional                        bool // as of its objects.Kind
 
 	read     func(ctx context.Context, o *Objects) error
 	informer func() cache.SharedIndexInformer
@@ -94,10 +95,10 @@ func (p Place) records(client kubernetes.Interface) source {
 func of[E any, P objects.Decodable[E]](client kubernetes.Interface, kind, resource string, of objects.Kind[E, P], scope objects.Scope,
 	put func(*Objects, []P)) source {
 	return source{
-		kind: kind, verb: "list", resource: resource, namespace: scope.Namespace,
+		kind: kind, verb: "list", resource: resource, namespace: scope.Namespace, optional: of.Optional,
 		read: func(ctx context.Context, o *Objects) error {
 			found, err := of.List(ctx, client, scope)
-			if kind == serviceCIDRs && apierrors.IsNotFound(err) { // API servers before v1.33 have none
+			if of.Optional && apierrors.IsNotFound(err) {
 				return nil
 			}
 			put(o, found)

@@ -50,7 +50,7 @@ func NewWatcher(client kubernetes.Interface, p Place) *Watcher {
 	for _, s := range p.sources(client) {
 		s.verb = "list"
 		f := kube.NewFollower(s.informer(), w.changed.Notify)
-		f.Optional = s.kind == serviceCIDRs
+		f.Optional = s.optional
 		w.sources = append(w.sources, followed{s, f})
 	}
 	return w

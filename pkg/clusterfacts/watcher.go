@@ -81,7 +81,7 @@ func NewWatcher(o Options) *Watcher {
 	w.leases = w.watch("Leases of speakers",
 		objects.Informer(objects.Leases, o.Client, objects.Speakers(o.Namespace), view(keepLease), none))
 	w.serviceCIDRs = w.watch("ServiceCIDRs", objects.ServiceCIDRs.Informer(o.Client, all, none))
-	w.serviceCIDRs.Optional = true // they came with Kubernetes v1.33
+	w.serviceCIDRs.Optional = objects.ServiceCIDRs.Optional
 	w.apiServer = w.watch("EndpointSlices of the Service default/kubernetes", objects.EndpointSlices.Informer(o.Client, APIServer, none))
 	own := objects.Scope{Namespace: metav1.NamespaceDefault,
 		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, objects.KubernetesService).String()}

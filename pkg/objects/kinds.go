@@ -146,7 +146,7 @@ var EndpointSlices = Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]
 
 // ServiceCIDRs are an administrator's; API servers before v1.33 have none.
 var ServiceCIDRs = Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR]{
-	Name: "ServiceCIDRs", Resource: "servicecidrs",
+	Name: "ServiceCIDRs", Resource: "servicecidrs", Optional: true, // since Kubernetes v1.33
 	project: func(s *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
 		kept := &networkingv1.ServiceCIDR{ObjectMeta: Identity(s)}
 		kept.Spec.CIDRs = texts(s.Spec.CIDRs, MaxAddresses)

@@ -58,6 +58,8 @@ type Kind[E any, P Decodable[E]] struct {
 	Name string
 	// Resource is the kind's name in URLs.
 	Resource string
+	// Optional is set if API servers that are supported may not have the kind.
+	Optional bool
 	rest     func(kubernetes.Interface) rest.Interface
 	client   func(c kubernetes.Interface, namespace string) kindClient
 	// project returns what is kept of an object, within bounds. The projection shares no
