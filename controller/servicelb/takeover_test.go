@@ -257,6 +257,36 @@ func TestWithoutPoolsNobodysStatusIsTouched(t *testing.T) {
 	s.has("web", "203.0.113.13", "True Allocated")
 }
 
+// The configuration may come to know before what MetalLB has just written: the Service is given an address then, and has it no more when
+// its status is seen.
+func TestAnAddressOfMetalLBIsSeenLate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ first, last, condition string }{
+		"of a pool":       {"", "203.0.113.12", "True Allocated"},
+		"of no pool":      {"", "192.0.2.4", "False AddressOutsidePools"},
+		"another of ours": {"203.0.113.13", "203.0.113.12", "True Allocated"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t)
+			s.configure("quarantine: 1s\n")
+			s.creates("web")
+			if c.first != "" {
+				s.changes("web", shows(c.first))
+			}
+			s.server.update("default/web", shows(c.last))
+			s.config.set(metalLB + twoPools)
+			for s.stale = true; s.stale || len(s.holds("uid-1")) == 0; {
+				s.once()
+			}
+			s.run()
+			s.has("web", map[bool]string{true: c.last}[c.condition == "True Allocated"], c.condition)
+			require.Equal(t, []string{c.last}, s.inStatus("web"))
+			s.silent("the controller restarts", func() { s.restart(); s.run() })
+		})
+	}
+}
+
 // Two Services that another load balancer had share an address need a sharing key.
 func TestAddressThatIsNotSharedHere(t *testing.T) {
 	t.Parallel()

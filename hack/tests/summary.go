@@ -22,8 +22,8 @@ const slow = 10 * time.Second
 const excerpt = 1600
 
 // reason is where an output has why a test failed: at a panic, after which come the stacks of all goroutines, or at an
-// assertion, after which a story prints the logs of the lab.
-var reason = regexp.MustCompile(`(?m)^(panic|fatal error): |^\s+Error Trace:`)
+// assertion, after which a story prints the logs of the lab. A short assertion has an end.
+var reason = regexp.MustCompile(fmt.Sprintf(`(?ms)^(panic|fatal error): |^\s+Error Trace:(.{0,%d}?\n\s+Test:[^\n]*\n)?`, excerpt/2))
 
 // event is one line of test2json.
 type event struct {
@@ -192,8 +192,14 @@ func end(output *strings.Builder) string {
 		return ""
 	}
 	text := output.String()
-	if at := reason.FindStringIndex(text); at != nil && len(text) > at[0]+excerpt*3/4 {
-		text = text[:at[0]+excerpt*3/4] + "[...]\n"
+	if at := reason.FindStringSubmatchIndex(text); at != nil {
+		through := at[0] + excerpt*3/4
+		if at[4] >= 0 {
+			through = at[1]
+		}
+		if len(text) > through {
+			text = text[:through] + "[...]\n"
+		}
 	}
 	if len(text) <= excerpt {
 		return text

@@ -72,6 +72,16 @@ func TestSummary(t *testing.T) {
 				"[...]\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
+			name: "nothing of the logs after a short assertion",
+			events: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: \n        \tError Trace:\ta_test.go:1\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"        \tError:\tno\n        \tTest:\tTestA\n    logs\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}`,
+			want: "FAIL p TestA\n" + line + trace + "        \tError:\tno\n        \tTest:\tTestA\n    logs\nFAIL p (1 tests, 0.0s)\n" +
+				"failed: p TestA\n" + line + trace + "        \tError:\tno\n        \tTest:\tTestA\n[...]\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
 			name: "a panic is shown, and not each test that it kept from running",
 			events: `{"Action":"run","Package":"p","Test":"TestA"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"=== PAUSE TestA\n"}

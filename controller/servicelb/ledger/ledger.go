@@ -328,6 +328,7 @@ func (l *Ledger) Departing(name, uid string, now time.Time) []quarantinestore.Re
 // else.
 func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
 	if a := l.accounts.of(name, uid); a != nil {
+		a.shown = a.shown || len(shows) > 0
 		freed := l.held.settle(a, shows, now)
 		l.leasing.work = l.leasing.work || len(freed) > 0
 		l.leasing.settle(a, shows)

@@ -32,6 +32,8 @@ type takeover struct {
 	unreadable bool
 	// adopted are those that it was given because they were in its status.
 	adopted []netip.Addr
+	// shown is set once its object has shown what it holds.
+	shown bool
 }
 
 // takesOver reports whether Services of other load balancers are left alone until they can be
@@ -41,12 +43,16 @@ func takesOver(cfg *config.Config) bool {
 	return cfg == nil || len(cfg.Pools) == 0 || len(cfg.Compatibility) > 0
 }
 
-// takeOver gives a Service that holds nothing what another load balancer wrote into its
+// takeOver gives a Service that holds nothing, or nothing that its object has shown, what another load balancer wrote into its
 // status; and at the first look, too, what it had by its annotation: it was restored
 // from a backup, or created again from its manifest. It gets nothing that it would not be
 // given on request.
 func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, first bool, now time.Time) {
 	a.foreign, a.obstacle = nil, nil
+	if takesOver(l.Config) && !a.shown && len(kube.Assigned(svc)) == 0 && len(l.Foreign(svc)) > 0 {
+		// It was given what it holds when its object, as far as it was known, had no address yet, or another one.
+		l.noteFreed(l.held.Release(a.owner.UID, now), now)
+	}
 	if !first && !takesOver(l.Config) || req.Renumber || len(l.held.Holds(a.owner.UID))+len(l.held.Holds(a.leaving.UID)) > 0 {
 		return
 	}
@@ -180,8 +186,11 @@ func (l *Ledger) importOne(svc *corev1.Service, req ipam.Request, unreadable boo
 			if deleting(svc) == 0 {
 				duplicates = append(duplicates, Duplicate{svc, addr, holder.Name})
 			}
-		} else if on := leases[addr]; on != "" {
-			l.leasing.restore(a, on, addr)
+		} else {
+			a.shown = true
+			if on := leases[addr]; on != "" {
+				l.leasing.restore(a, on, addr)
+			}
 		}
 	}
 	if deleting(svc) == 0 && !l.scope.Keeps(svc) {
