@@ -37,6 +37,8 @@ const (
 	// maxDead is how long after a node has lost its power its connections are reset: the others find out, wait for hold,
 	// and the client sends.
 	maxDead = 22 * time.Second
+	// noticing is how long before a look at all nodes a speaker may have been lost.
+	noticing = time.Second
 	// maxFlushed is how long after rules were flushed they are back. Until then connections of other nodes are reset.
 	maxFlushed = (verifyRounds + 1) * lookInterval
 )
@@ -215,7 +217,8 @@ func (c *connection) mayEnd() string {
 }
 
 // unsettled reports whether the endpoints have changed, or the option was switched on, since the connection's node was lost,
-// or since one of two nodes was, and these have not caught up. Known: see docs/explanation/found-by.md.
+// or since one of two nodes was, and these have not caught up; or whether its Service came between the end of a speaker and the
+// moment at which the others noticed. Known: see docs/explanation/found-by.md.
 func (c *connection) unsettled() bool {
 	changed := c.data.changed[c.service]
 	if c.data.off == 0 {
@@ -226,7 +229,8 @@ func (c *connection) unsettled() bool {
 		if n.plane.absent.over(c.now) {
 			continue
 		}
-		if n == c.keeper && changed > n.plane.absent.since {
+		edited := c.data.edited[c.service]
+		if n == c.keeper && changed > n.plane.absent.since || edited > n.plane.ended && edited < n.plane.absent.since+noticing {
 			return true
 		}
 		lost, first = lost+1, min(first, n.plane.absent.since)
@@ -281,7 +285,7 @@ func (s *connections) tick() {
 			continue
 		}
 		if a.over(s.now) {
-			a.since = s.now - time.Second
+			a.since = s.now - noticing
 		}
 		a.last = s.now
 	}

@@ -32,6 +32,7 @@ type dataPath struct {
 	ready       map[string][]*pod // the pods, by Service
 	terminating map[string][]*pod
 	changed     map[string]time.Duration // when the pods of a Service changed last
+	edited      map[string]time.Duration // when its object did
 	again       map[string]bool          // there was another Service of that name
 	connections []*connection
 	port        uint16
@@ -58,7 +59,7 @@ func (s *Scenario) drawData() {
 func newDataPath(w *World) *dataPath {
 	return &dataPath{World: w, random: rand.New(rand.NewPCG(w.Seed, 3)), log: slog.New(slog.DiscardHandler), tables: direct.Tables{},
 		ready: map[string][]*pod{}, terminating: map[string][]*pod{}, again: map[string]bool{},
-		changed: map[string]time.Duration{}}
+		changed: map[string]time.Duration{}, edited: map[string]time.Duration{}}
 }
 
 func (d *dataPath) upTo(most time.Duration) time.Duration {
@@ -137,6 +138,7 @@ func (d *dataPath) written(key string, object any) {
 		d.podsChanged(name, nodes)
 	case "service":
 		d.again[name] = d.again[name] || object == nil
+		d.edited[name] = d.now
 		d.syncAll()
 	}
 }

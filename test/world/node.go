@@ -107,7 +107,7 @@ func (n *node) end() {
 	n.running, n.paused, n.stopping = false, false, false
 	n.watch.end()
 	n.record("%s: speaker is gone", n.name)
-	n.checks.started = n.now
+	n.checks.started, n.plane.ended = n.now, n.now
 	n.membership = membership{view: make([]peer, n.Nodes)}
 	n.vips, n.families = nil, nil
 	n.lookAtAnswers()

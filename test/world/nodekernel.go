@@ -25,6 +25,7 @@ type plane struct {
 	crashed    time.Duration // when it lost its power last
 	on         time.Duration // when it got it again
 	ruled      time.Duration // when it had rules again
+	ended      time.Duration // when its speaker ended last
 	flushed    time.Duration // when its rules were flushed last while its speaker did not run
 	rules      *direct.Simulated
 	flows      map[flow]*tracked
