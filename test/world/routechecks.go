@@ -229,22 +229,28 @@ func (c *routeChecks) lookAtSession(r *router, n *node) {
 // established reports whether both ends have the session, and TCP has nothing to retransmit.
 func (c *routeChecks) established(r *router, n *node) bool {
 	a := r.neighbours[n.id]
-	if !a.up || n.announcer == nil || n.announcer.life != n.life || !n.running {
+	return a.up && c.hasEnd(n, a) && n.announcer.peerings[r.name].up && a.conn.streams[ofNode].rto == 0
+}
+
+// hasEnd reports whether the node has the other end of the router's connection.
+func (c *routeChecks) hasEnd(n *node, a *adjacency) bool {
+	if n.announcer == nil || n.announcer.life != n.life || !n.running {
 		return false
 	}
-	q := n.announcer.peerings[r.name]
-	return q != nil && q.up && q.conn == a.conn && a.conn.streams[ofNode].rto == 0
+	q := n.announcer.peerings[a.r.name]
+	return q != nil && q.conn == a.conn
 }
 
 // lookAtVIP: a router has a route to somebody who serves the VIP, and none to others.
 func (c *routeChecks) lookAtVIP(r *router, vip netip.Addr) {
-	// A route to a node that does not serve counts if the router does not know yet that the node is gone, if kube-proxy is late,
-	// if the router keeps the route for a restart, or if the speaker ends; see docs/explanation/found-by.md.
+	// A route to a node that does not serve counts if the router does not know yet that the node is gone, or was, if kube-proxy is
+	// late, if the router keeps the route for a restart, or if the speaker ends; see docs/explanation/found-by.md.
 	served := c.edited(netip.PrefixFrom(vip, vip.BitLen()))
 	hops := r.hops(vip)
 	for _, n := range hops {
 		serves := c.serves(r, n, vip)
-		served = served || serves || !c.there(r, n) || c.late(n, vip) || !r.neighbours[n.id].up || n.stopping
+		a := r.neighbours[n.id]
+		served = served || serves || !c.there(r, n) || !c.hasEnd(n, a) || c.late(n, vip) || !a.up || n.stopping
 		c.lookAtHop(r, n, vip, serves)
 	}
 	for _, n := range c.World.nodes {

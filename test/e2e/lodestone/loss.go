@@ -38,7 +38,7 @@ func (i *Installation) CutOwner(ctx context.Context, target netip.AddrPort) (los
 	ctx, cancel := context.WithTimeout(ctx, 2*Timeout)
 	defer cancel()
 	vip := target.Addr().String()
-	if err := Wait(ctx, "one node answers for "+vip, func() (err error) { loss.Old, err = i.Owner(ctx, vip); return err }); err != nil {
+	if err := i.waitOwner(ctx, vip, &loss.Old); err != nil {
 		return loss, err
 	}
 	asking := probe.UDP(ctx, probe.Options{Namespace: i.Lab.Namespace(lab.Client), Target: target})
@@ -62,8 +62,13 @@ func (i *Installation) cut(ctx context.Context, asking *probe.Probe, loss *Loss,
 	if err := asking.WaitAnswers(ctx, steady); err != nil {
 		return err
 	}
-	loss.New, err = i.Owner(ctx, vip)
-	return err
+	return i.waitOwner(ctx, vip, &loss.New)
+}
+
+// waitOwner waits until one node answers for the VIP. A speaker that was late may have taken another one for lost, too, and answer
+// for a moment more.
+func (i *Installation) waitOwner(ctx context.Context, vip string, node *string) error {
+	return Wait(ctx, "one node answers for "+vip, func() (err error) { *node, err = i.Owner(ctx, vip); return err })
 }
 
 // During asks each address by UDP every 5 ms, with the options, from before do
