@@ -205,6 +205,24 @@ func TestConflictsAfterARestart(t *testing.T) {
 	s.counts(t, ipam.PoolStats{Size: 10, Free: 5, Assigned: 3, Conflicted: 1, Quarantined: 1})
 }
 
+// A host that was there when the Service was new, and comes back much later, moves nothing.
+func TestAConflictThatEndsIsForgotten(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.configure(few)
+	for _, name := range []string{"web", "other", "last"} {
+		s.creates(name)
+	}
+	s.reports("203.0.113.10 withheld")
+	s.has("web", "203.0.113.10", "False AddressConflict") // there is no other address
+	s.reports()
+	s.has("web", "203.0.113.10", "True Allocated")
+	s.pass(time.Hour)
+	s.deletes("other")
+	s.reports("203.0.113.10 withheld")
+	s.has("web", "203.0.113.10", "False AddressConflict")
+}
+
 // Lies must not exhaust a pool, nor keep the controller busy.
 func TestAFloodOfConflicts(t *testing.T) {
 	t.Parallel()

@@ -147,12 +147,11 @@ func (c *Controller) freeNow(name, uid string, shows bool) {
 
 // decide asks the ledger.
 func (c *Controller) decide(ctx context.Context, svc *corev1.Service) (v ledger.Verdict, step ledger.Step, err error) {
-	labels := c.Namespaces.Labels(svc.Namespace)
 	l, now, err := c.openFor(ctx, svc)
 	if err != nil {
 		return v, step, err
 	}
-	v, step = l.Decide(svc, labels, now)
+	v, step = l.Decide(svc, c.Namespaces.Labels(svc.Namespace), now) // whoever follows labels opens the ledger after they have changed
 	c.ledger.close()
 	c.emit.left(svc, v.Left)
 	return v, step, nil

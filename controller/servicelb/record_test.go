@@ -5,7 +5,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
+	"github.com/lodestone-lb/lodestone/pkg/kube"
 )
 
 // Two workers take two Services that share an address at the same time, and each of them still holds it when the other one is
@@ -52,6 +55,36 @@ func TestSharersThatMoveTogetherLeaveARecord(t *testing.T) {
 	s.has("a", "203.0.113.12", "True Allocated")
 	s.has("b", "203.0.113.13", "True Allocated")
 	s.onRecord("203.0.113.10", true)
+}
+
+// A wish that is taken back before it was written costs no address.
+func TestAWishThatIsTakenBack(t *testing.T) {
+	t.Parallel()
+	for name, wish := range map[string][2]func(*corev1.Service){
+		"pool":   {annotated(annotation.AddressPool, "dmz"), unannotated(annotation.AddressPool)},
+		"count":  {annotated(annotation.AddressCount, "1"), annotated(annotation.AddressCount, "2")},
+		"family": {families(corev1.IPFamilyPolicySingleStack, corev1.IPv4Protocol), dual},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t)
+			s.configure("quarantine: 30s\npools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19, '2001:db8::10-2001:db8::19']}\n" +
+				"  - {name: dmz, addresses: [198.51.100.1], autoAssign: false}\n")
+			s.creates("first", dual, annotated(annotation.AddressCount, "2"))
+			s.creates("web", wish[1])
+			s.deletes("first") // lower addresses than those of the other one are free
+			s.pass(time.Hour)
+			before := kube.JoinAddrs(kube.VIPs(s.server.get("default/web")))
+			s.changes("web", annotated("edit", "1"))
+			s.server.update("default/web", wish[0])
+			s.see("default/web")
+			s.API = &meanwhile{s, func() { s.server.update("default/web", wish[1]) }}
+			s.once()
+			s.run()
+			s.has("web", before, "True Allocated")
+			s.silent("the controller restarts", func() { s.restart(); s.run() })
+		})
+	}
 }
 
 // Nobody knows how long the quarantine is then. It counts from the release all the same.

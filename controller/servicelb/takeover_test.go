@@ -261,10 +261,11 @@ func TestWithoutPoolsNobodysStatusIsTouched(t *testing.T) {
 // its status is seen.
 func TestAnAddressOfMetalLBIsSeenLate(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ first, last, condition string }{
-		"of a pool":       {"", "203.0.113.12", "True Allocated"},
-		"of no pool":      {"", "192.0.2.4", "False AddressOutsidePools"},
-		"another of ours": {"203.0.113.13", "203.0.113.12", "True Allocated"},
+	for name, c := range map[string]struct{ first, last, reported, condition string }{
+		"of a pool":       {last: "203.0.113.12", condition: "True Allocated"},
+		"of no pool":      {last: "192.0.2.4", condition: "False AddressOutsidePools"},
+		"another of ours": {first: "203.0.113.13", last: "203.0.113.12", condition: "True Allocated"},
+		"after a move":    {last: "203.0.113.12", reported: "203.0.113.10 withheld", condition: "True Allocated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -278,6 +279,12 @@ func TestAnAddressOfMetalLBIsSeenLate(t *testing.T) {
 			s.config.set(metalLB + twoPools)
 			for s.stale = true; s.stale || len(s.holds("uid-1")) == 0; {
 				s.once()
+			}
+			if c.reported != "" {
+				s.around.report(c.reported)
+				for s.stale = true; s.stale || len(s.holds("uid-1/leaving")) == 0; {
+					s.once()
+				}
 			}
 			s.run()
 			s.has("web", map[bool]string{true: c.last}[c.condition == "True Allocated"], c.condition)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lodestone-lb/lodestone/controller/servicelb/ledger"
@@ -167,6 +168,24 @@ func TestLabelsOfANamespaceWakeItsServices(t *testing.T) {
 	assert.Empty(t, s.machine().Relabeled(s.around.Labels))
 	s.around.labels["default"] = map[string]string{"tier": "gold"}
 	assert.Equal(t, []string{"default/web"}, s.machine().Relabeled(s.around.Labels))
+}
+
+// The labels change while a Service waits for its turn: it is decided about by the new ones.
+func TestLabelsThatChangeBeforeADecision(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	gold := map[string]string{"tier": "gold"}
+	s.around.labels["default"] = gold
+	s.configure("pools:\n  - {name: lan, addresses: [203.0.113.10-203.0.113.19], namespaceSelector: {matchLabels: {tier: gold}}}\n")
+	s.creates("web")
+	s.around.labels["default"] = nil
+	s.server.update("default/web", func(svc *corev1.Service) { svc.Finalizers = nil })
+	s.server.delete("default/web", s.clock)
+	s.server.create("default/web", s.clock) // what the one before held is recorded first
+	s.see("default/web")
+	s.Quarantine = &meanwhile{s, func() { s.around.labels["default"] = gold }}
+	require.NoError(t, s.reconcile(t.Context(), "default/web"))
+	s.has("web", "203.0.113.10", "True Allocated")
 }
 
 // An address may become free at the moment at which the labels of a namespace change, which a new namespace does, too.

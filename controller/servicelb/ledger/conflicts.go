@@ -43,12 +43,11 @@ func (c *conflicts) follow(facts *clusterfacts.Facts) {
 // given moments ago and that is not announced, if the address can be withheld. If it cannot,
 // the Service stays for that reason, and the operator is warned.
 func (c *conflicts) toLeave(a *account, moves bool, now time.Time) (leave []clusterfacts.Conflict) {
-	found := c.about(c.held.Holds(a.owner.UID))
-	if moves || len(found) == 0 {
+	found, before := c.about(c.held.Holds(a.owner.UID)), a.unsettled
+	a.unsettled = nil // a conflict that ends and begins again is a new one
+	if moves {
 		return found
 	}
-	before := a.unsettled
-	a.unsettled = nil
 	for _, d := range found {
 		if d.Announced || !slices.Contains(before, d.VIP) && !c.settles(a, d.VIP, now) {
 			continue

@@ -203,6 +203,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	switch {
 	case l.Config == nil:
 	case refusal == nil:
+		l.turnBack(a, req, kube.VIPs(svc))
 		left, refusal = l.allocate(a, req, now)
 	case len(l.held.Holds(a.owner.UID)) > 0: // its new terms may clash with those of others at its addresses
 		sharing := req.Sharing
@@ -220,6 +221,16 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 		l.waiters.add(a, l.classOf(a))
 	}
 	return v
+}
+
+// turnBack gives the Service back what its object shows, if it was about to leave that for a wish that it has no more.
+func (l *Ledger) turnBack(a *account, req ipam.Request, shows []netip.Addr) {
+	was := a.asked
+	same := slices.Equal(was.Families, req.Families) && was.RequireAll == req.RequireAll && slices.Equal(was.Pools, req.Pools) &&
+		slices.Equal(was.Addresses, req.Addresses) && was.Count == req.Count
+	if !same && !a.verdict.Renumbered && len(shows) > 0 && len(l.held.Holds(a.leaving.UID)) > 0 {
+		l.held.follow(a, shows)
+	}
 }
 
 // keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps what its object shows,
@@ -328,7 +339,7 @@ func (l *Ledger) Departing(name, uid string, now time.Time) []quarantinestore.Re
 // else.
 func (l *Ledger) Settle(name, uid string, shows []ipam.Held, now time.Time) {
 	if a := l.accounts.of(name, uid); a != nil {
-		a.shown = a.shown || len(shows) > 0
+		a.shown = len(shows) > 0
 		freed := l.held.settle(a, shows, now)
 		l.leasing.work = l.leasing.work || len(freed) > 0
 		l.leasing.settle(a, shows)

@@ -32,7 +32,7 @@ type takeover struct {
 	unreadable bool
 	// adopted are those that it was given because they were in its status.
 	adopted []netip.Addr
-	// shown is set once its object has shown what it holds.
+	// shown is set while its object shows what it holds, or has before a change.
 	shown bool
 }
 
@@ -51,7 +51,7 @@ func (l *Ledger) takeOver(a *account, req ipam.Request, svc *corev1.Service, fir
 	a.foreign, a.obstacle = nil, nil
 	if takesOver(l.Config) && !a.shown && len(kube.Assigned(svc)) == 0 && len(l.Foreign(svc)) > 0 {
 		// It was given what it holds when its object, as far as it was known, had no address yet, or another one.
-		l.noteFreed(l.held.Release(a.owner.UID, now), now)
+		l.noteFreed(slices.Concat(l.held.Release(a.leaving.UID, now), l.held.Release(a.owner.UID, now)), now)
 	}
 	if !first && !takesOver(l.Config) || req.Renumber || len(l.held.Holds(a.owner.UID))+len(l.held.Holds(a.leaving.UID)) > 0 {
 		return
