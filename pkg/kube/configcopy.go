@@ -22,11 +22,11 @@ const (
 	copyInterval = time.Minute
 )
 
-// Keep writes each valid document to the ConfigMap config.LastValidName, until
+// Keep has the document in force in the ConfigMap config.LastValidName, until
 // the context ends. The leading controller does this; speakers only read.
 func (w *ConfigWatcher) Keep(ctx context.Context) error {
 	w.onChange(ctx, "last valid configuration not kept", func() (done bool, err error) {
-		if document, ok := w.valid(); ok {
+		if document, ok := w.toKeep(); ok {
 			return false, WriteConfigMap(ctx, w.client, w.opts.Namespace, config.LastValidName, config.Key, document)
 		}
 		return false, nil
@@ -62,14 +62,12 @@ func (w *ConfigWatcher) onChange(ctx context.Context, failure string, step func(
 	}
 }
 
-// valid returns the document in force, if it is the one in the ConfigMap.
-func (w *ConfigWatcher) valid() (document string, ok bool) {
+// toKeep returns the document in force. While the ConfigMap is missing there is none to keep: who uninstalls
+// the chart removes the copy, too.
+func (w *ConfigWatcher) toKeep() (document string, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.object == nil || w.current == nil || w.state.Err != nil {
-		return "", false
-	}
-	return w.object.Data[config.Key], true
+	return w.document, w.object != nil && w.current != nil
 }
 
 // WriteConfigMap makes the text all that the ConfigMap contains, under the key. It creates one that is
@@ -123,7 +121,7 @@ func (w *ConfigWatcher) readCopy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ConfigMap %s/%s: %w", w.opts.Namespace, config.LastValidName, err)
 	}
-	if why := w.takeCopy(parsed); why != nil {
+	if why := w.takeCopy(document, parsed); why != nil {
 		w.opts.Log.Error("configuration restored from the copy of the last valid document", "configmap", w.opts.Namespace+"/"+
 			config.LastValidName, "digest", parsed.Digest, "err", why)
 		w.event(corev1.EventTypeWarning, ReasonConfigRestored,
@@ -144,13 +142,13 @@ func (w *ConfigWatcher) settle() {
 
 // takeCopy puts the copy in force and returns what is wrong with the document. It returns nil,
 // and changes nothing, if there is a valid document by now.
-func (w *ConfigWatcher) takeCopy(parsed *config.Config) (why error) {
+func (w *ConfigWatcher) takeCopy(document string, parsed *config.Config) (why error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.current != nil || w.state.Err == nil {
 		return nil
 	}
-	w.current, w.state.Since, w.state.Restored = parsed, time.Now(), true
+	w.document, w.current, w.state.Since, w.state.Restored = document, parsed, time.Now(), true
 	w.changed.Notify()
 	return w.state.Err
 }

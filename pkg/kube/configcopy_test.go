@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -12,8 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
@@ -154,9 +157,28 @@ func TestTheCopyComesBack(t *testing.T) {
 		c.kept(twoPools)
 
 		c.write(map[string]string{config.Key: broken})
+		synctest.Wait()
+		require.NoError(t, maps.Delete(t.Context(), config.LastValidName, metav1.DeleteOptions{})) // when it is needed
+		time.Sleep(time.Minute)
 		late := c.restart()
 		late.start()
 		late.until("the copy is in force", restored(2))
+	})
+}
+
+// A document that is in force everywhere, and could not be copied before the next one, which is invalid, came.
+func TestACopyThatCouldNotBeWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := keeping(t)
+		c.client.PrependReactor("update", "configmaps", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			copied := action.(clienttesting.UpdateAction).GetObject().(*corev1.ConfigMap).Name == config.LastValidName
+			_, state := c.watcher.Current()
+			return copied && state.Err == nil, nil, errors.New("a moment")
+		})
+		c.write(map[string]string{config.Key: oneAddress})
+		c.until("the document is in force", pools(1))
+		c.write(map[string]string{config.Key: broken})
+		c.kept(oneAddress)
 	})
 }
 

@@ -65,11 +65,12 @@ type ConfigWatcher struct {
 	client kubernetes.Interface
 	opts   ConfigOptions
 
-	mu      sync.Mutex
-	object  *corev1.ConfigMap // nil: there is none
-	current *config.Config
-	state   State
-	changed notify.Signal
+	mu       sync.Mutex
+	object   *corev1.ConfigMap // nil: there is none
+	document string            // that of current
+	current  *config.Config
+	state    State
+	changed  notify.Signal
 }
 
 // NewConfigWatcher returns a watcher that starts with Run.
@@ -172,7 +173,7 @@ func (w *ConfigWatcher) note(cm *corev1.ConfigMap, parsed *config.Config, err er
 	before = w.state
 	w.object = cm
 	if err == nil && (w.current == nil || w.current.Digest != parsed.Digest) {
-		w.current, w.state.Since = parsed, time.Now()
+		w.document, w.current, w.state.Since = cm.Data[config.Key], parsed, time.Now()
 	}
 	if w.state.Err = err; err == nil {
 		w.state.Read, w.state.Restored = true, false
