@@ -22,6 +22,9 @@ const (
 	challengeWait = pollInterval
 	// challengesPerSecond bounds the questions to all speakers that claim our VIPs.
 	challengesPerSecond = 2_000
+	// maxChallenged is how many speakers are asked at a time about one VIP. There is one rival, or two: a machine that has the key
+	// can claim a VIP for as many hardware addresses as it likes.
+	maxChallenged = 8
 	// nonceLife is how long a nonce is used. An answer is accepted for at least that time, and at most
 	// twice as long.
 	nonceLife = 2 * time.Second
@@ -116,9 +119,9 @@ func (b *beacons) wait(crowd int) time.Duration {
 	return longest/2 + time.Duration(b.random.Int64N(int64(longest)))
 }
 
-// ask schedules a question to a speaker about a VIP, unless one is scheduled already.
+// ask schedules a question to a speaker about a VIP, unless one is scheduled already. Others are asked when they claim it again.
 func (m *Machine) ask(p pending) {
-	if _, asked := p.vip.challenged[p.to]; asked {
+	if _, asked := p.vip.challenged[p.to]; asked || len(p.vip.challenged) == maxChallenged {
 		return
 	}
 	if p.vip.challenged == nil {
@@ -142,7 +145,7 @@ func (m *Machine) askChallenged(p pending) [][]byte {
 		m.defend(v, m.now)
 		return nil
 	}
-	p.due = m.now.Add(challengeWait)
+	p.step, p.due = stepChallengeAgain, m.now.Add(challengeWait)
 	if !m.challenges.AllowN(m.now, 1) {
 		m.ask(p)
 		return nil

@@ -52,7 +52,7 @@ func (m *Machine) frames(p pending) [][]byte {
 		return m.announce(p)
 	case p.step == stepPoll:
 		return m.poll(v)
-	case p.step == stepChallenge:
+	case p.step >= stepChallenge:
 		return m.askChallenged(p)
 	case p.edition != v.edition: // announced or probed anew since
 		return nil
@@ -72,7 +72,7 @@ func (p *pending) done() {
 		p.vip.correcting = false
 	case stepLag:
 		p.vip.lagging = false
-	case stepChallenge:
+	case stepChallenge, stepChallengeAgain:
 		p.answered = p.vip.challenged[p.to]
 		delete(p.vip.challenged, p.to)
 	}
@@ -94,7 +94,9 @@ const (
 	stepRecheck   = stepProbed + 1
 	stepPoll      = stepRecheck + 1
 	stepChallenge = stepPoll + 1
-	steps         = stepChallenge + 1
+	// stepChallengeAgain has a line of its own. What enters a line is due after all that is in it, so that nothing is moved.
+	stepChallengeAgain = stepChallenge + 1
+	steps              = stepChallengeAgain + 1
 )
 
 // claims reports whether the step announces the VIP. The others ask for it.

@@ -636,6 +636,32 @@ func TestRecordedClaimEndsNoHandOver(t *testing.T) {
 	}
 }
 
+// A machine that has the key claims a VIP for one hardware address after the other. Few of them are asked, and a speaker that
+// can answer still gets the VIP when it is over.
+func TestClaimsOfManyHardwareAddresses(t *testing.T) {
+	t.Parallel()
+	for _, vip := range []netip.Addr{vipA, vip6} {
+		l := newLAN(2, wire.Of(vip))
+		l.assign(0, map[netip.Addr]VIP{vip: {}})
+		l.pass(time.Minute)
+		m, key := l.nodes[0], seal.Key("the cluster's")
+		for i := range 10_000 {
+			mac := wire.MAC{2, 1, 0, 0, byte(i >> 8), byte(i)}
+			claim := wire.Of(vip).Announce(wire.Statement{Self: mac, VIP: vip, Seal: key.Seal(vip, mac, true)}, false)[0]
+			m.Step(received(claim), l.now)
+			require.LessOrEqual(t, len(m.queue.lines[stepChallenge])+len(m.queue.lines[stepChallengeAgain]), maxChallenged)
+			if i%100 == 0 {
+				l.pass(50 * time.Millisecond)
+			}
+		}
+		require.Equal(t, []int{0}, l.answerers(vip))
+		l.pass(challenges * challengeWait)
+		l.assign(1, map[netip.Addr]VIP{vip: {Home: true}})
+		l.pass(time.Minute)
+		require.Equal(t, []int{1}, l.answerers(vip))
+	}
+}
+
 // A VIP leaves two nodes. One that is asked by the other one, because of a recorded claim, returns the question, which is not
 // returned again.
 func TestNoQuestionGoesBackAndForth(t *testing.T) {
