@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -62,15 +63,32 @@ func dial(ctx context.Context, inside func(func() error) error, t *target, route
 		},
 	}
 	d.SetMultipathTCP(false) // which has no TCP-MD5
-	if t.Source.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Source.WithZone(router.Zone()), 0))
-	}
 	var conn net.Conn
 	err := inside(func() (err error) {
-		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(router, t.Peer.Port).String())
+		to, _, err := scoped(router)
+		if err != nil {
+			return err
+		}
+		if t.Source.IsValid() {
+			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Source.WithZone(to.Zone()), 0))
+		}
+		conn, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(to, t.Peer.Port).String())
 		return err
 	})
 	return conn, err
+}
+
+// scoped returns the address with the index of its interface in place of the name, and the index: package net goes by the index that
+// an interface of the name had up to a minute ago. Zero: the address has no interface.
+func scoped(a netip.Addr) (netip.Addr, int, error) {
+	if a.Zone() == "" {
+		return a, 0, nil
+	}
+	link, err := net.InterfaceByName(a.Zone())
+	if err != nil {
+		return a, 0, err
+	}
+	return a.WithZone(strconv.Itoa(link.Index)), link.Index, nil
 }
 
 // onSocket runs f on a socket.
@@ -120,6 +138,10 @@ func setPassword(fd int, router netip.Addr, password string) error {
 // source returns the address of the node that the kernel would use towards the
 // router. It sends nothing.
 func source(router netip.Addr) (netip.Addr, error) {
+	router, _, err := scoped(router)
+	if err != nil {
+		return netip.Addr{}, plain(err)
+	}
 	conn, err := new(net.Dialer).DialContext(context.Background(), "udp", netip.AddrPortFrom(router, listenPort).String())
 	if err != nil {
 		return netip.Addr{}, plain(err)
@@ -185,6 +207,7 @@ type listeners struct {
 type listener struct {
 	*net.TCPListener
 	passwords map[netip.Addr]string // by router
+	link      int                   // the index of the interface of a link-local address. Zero: it is none
 }
 
 func newListeners(inside func(func() error) error) *listeners {
@@ -265,6 +288,13 @@ func (l *listeners) localFor(t *target, router netip.Addr) (local netip.Addr, er
 // listen opens a listener, or changes the passwords of the open one. A router with a password
 // cannot connect without it.
 func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) error {
+	var at netip.Addr
+	var link int
+	away := l.inside(func() (err error) { at, link, err = scoped(local); return err })
+	if open := l.open[local]; open != nil && away == nil && open.link != link { // which is another interface of that name
+		open.Close()
+		delete(l.open, local)
+	}
 	if open := l.open[local]; open != nil {
 		c, err := open.SyscallConn()
 		if err != nil {
@@ -294,7 +324,9 @@ func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) er
 	c.SetMultipathTCP(false) // which has no TCP-MD5
 	var opened net.Listener
 	err := l.inside(func() (err error) {
-		opened, err = c.Listen(context.Background(), "tcp", netip.AddrPortFrom(local, listenPort).String())
+		if err = away; err == nil {
+			opened, err = c.Listen(context.Background(), "tcp", netip.AddrPortFrom(at, listenPort).String())
+		}
 		return err
 	})
 	if err != nil {
@@ -309,7 +341,7 @@ func (l *listeners) listen(local netip.Addr, passwords map[netip.Addr]string) er
 		}
 		return fmt.Errorf("listen on %s: %w%s", netip.AddrPortFrom(local, listenPort), plain(err), hint)
 	}
-	open := &listener{opened.(*net.TCPListener), passwords}
+	open := &listener{opened.(*net.TCPListener), passwords, link}
 	l.open[local] = open
 	l.running.Go(func() { l.accept(open.TCPListener) })
 	return nil

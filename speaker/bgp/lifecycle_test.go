@@ -82,6 +82,70 @@ func TestUnnumberedPeer(t *testing.T) {
 	w.up("tor")
 }
 
+// The interface is made anew, with its name, and hardware address, and another index. Package net knows the former one for a minute.
+func TestInterfaceIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	const node = "fe80::ff:fe00:77" // of the hardware address
+	for name, c := range map[string]struct{ address, frr string }{
+		"unnumbered": {frr: unnumberedFRR},
+		"link-local": {address: "fe80::2%lan0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 1)
+			w.tor.Run("ip", "addr", "add", "fe80::2/64", "dev", "eth0", "nodad")
+			w.addLAN0()
+			if c.frr != "" {
+				router.NewFRR(t, w.tor, c.frr, "zebra", "bgpd")
+			} else {
+				w.frr(w.tor, node, "neighbor "+node+" interface eth0", "zebra", "bgpd")
+			}
+			w.peer("tor", func(p *config.Peer) {
+				if p.HoldTime = 6 * time.Second; c.address != "" {
+					p.Address = netip.MustParseAddr(c.address)
+				} else {
+					p.Address, p.Interface, p.PeerASN = netip.Addr{}, "lan0", config.ASN{External: true}
+				}
+			})
+			w.route(vip6, "tor", plan.Attributes{})
+			w.start()
+			before := w.up("tor")
+			w.node.Run("ip", "link", "delete", "lan0")
+			w.addLAN0()
+			for end := time.Now().Add(30 * time.Second); !w.up("tor").Since.After(before.Since); time.Sleep(50 * time.Millisecond) {
+				require.True(t, time.Now().Before(end), "%+v", w.status("tor"))
+			}
+		})
+	}
+	t.Run("passive", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, 1)
+		w.addLAN0()
+		w.peer("tor", func(p *config.Peer) { p.Address, p.Passive = netip.MustParseAddr("fe80::2%lan0"), true })
+		w.start()
+		reached := func() (err error) {
+			return w.tor.Do(func() error {
+				conn, err := net.DialTimeout("tcp", "["+node+"%eth0]:179", time.Second)
+				if err == nil {
+					conn.Close()
+				}
+				return err
+			})
+		}
+		w.until("the listener", func() bool { return reached() == nil }, func() any { return reached() })
+		w.node.Run("ip", "link", "delete", "lan0")
+		w.addLAN0()
+		w.until("the next one", func() bool { return reached() == nil }, func() any { return reached() })
+	})
+}
+
+// addLAN0 adds an interface to the node, with an address at once.
+func (w *world) addLAN0() {
+	w.node.Run("ip", "link", "add", "lan0", "link", "eth0", "address", "02:00:00:00:00:77", "type", "macvlan", "mode", "bridge")
+	w.node.Run("sysctl", "-w", "net.ipv6.conf.lan0.accept_dad=0")
+	w.node.Run("ip", "link", "set", "lan0", "up")
+}
+
 // Anybody on the link can advertise a router. While there is a session, no other router is
 // accepted, and after it the same router is preferred.
 func TestAnotherRouterOnTheLink(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -233,7 +234,9 @@ func (l *link) listen(ctx context.Context, d *discovery) error {
 	var iface *net.Interface
 	err := d.inside(func() (err error) {
 		if iface, err = net.InterfaceByName(l.name); err == nil {
-			conn, l.own, err = ndp.Listen(iface, ndp.LinkLocal)
+			numbered := *iface
+			numbered.Name = strconv.Itoa(iface.Index) // as in scoped
+			conn, l.own, err = ndp.Listen(&numbered, ndp.LinkLocal)
 		}
 		return err
 	})
