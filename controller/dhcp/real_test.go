@@ -336,6 +336,7 @@ func TestKeaDies(t *testing.T) {
 	// A leader that does not know yet that it leads no more does no harm.
 	other, end := start(t, seg.Hosts[2])
 	other.Set(knowing(clients(2), had))
+	await(t, other, "two leases of the other leader", allLeased)
 	renewed := await(t, s, "renewed twice, past the end of the first lease", func(s map[string]State) bool {
 		return s[id].Lease != nil && s[id].Lease.Expires.Sub(first.Expires) > 3*time.Second
 	})

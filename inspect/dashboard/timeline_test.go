@@ -46,7 +46,6 @@ func TestWhatHappenedBetweenTwoVisitsIsShown(t *testing.T) {
 
 // A node of a large cluster is lost, and every VIP has a router's path less.
 func TestALostNodeCostsLittle(t *testing.T) {
-	t.Parallel()
 	states := func(nodes int) [2]*State {
 		var names []string
 		for i := range nodes {

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/lodestone-lb/lodestone/pkg/annotation"
 	"github.com/lodestone-lb/lodestone/pkg/config"
 	"github.com/lodestone-lb/lodestone/pkg/kube"
+	"github.com/lodestone-lb/lodestone/pkg/testcost"
 )
 
 func TestVIPs(t *testing.T) {
@@ -85,11 +87,11 @@ func TestLongListsAreNotReadToTheEnd(t *testing.T) {
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress,
 			corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)})
 	}
-	fastest := time.Hour
+	fastest := time.Hour // of the processor
 	for range 20 {
-		start := time.Now()
-		vips, leases := kube.VIPs(svc), kube.Leases(svc)
-		fastest = min(fastest, time.Since(start))
+		var vips []netip.Addr
+		var leases map[netip.Addr]string
+		fastest = min(fastest, testcost.Of(func() { vips, leases = kube.VIPs(svc), kube.Leases(svc) }).Time)
 		if len(vips) != config.MaxServiceAddresses || len(leases) != config.MaxServiceAddresses {
 			t.Fatalf("%d VIPs and %d leases", len(vips), len(leases))
 		}

@@ -498,7 +498,7 @@ func TestAnotherAddressTowardsAPassivePeer(t *testing.T) {
 // A router that keeps the routes for a restart is sent first what was set before the stop, however soon the stop follows.
 func TestStopSendsWhatWasSet(t *testing.T) {
 	t.Parallel()
-	const routes = 2000
+	const routes = 500
 	w := newWorld(t, 1)
 	var updates atomic.Int64
 	ended := make(chan struct{})

@@ -70,7 +70,7 @@ func TestHolderOfTheKeyEndsNobody(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, "n1", "n2", "n3")
-			all := []*speaker{c.start("n1", beating), c.start("n2", beating), c.start("n3", beating)}
+			all := []*speaker{c.start("n1", unhurried), c.start("n2", unhurried), c.start("n3", unhurried)}
 			takePart(t, all...)
 			others, victim := all[:2], all[2]
 			ready := func(is bool) {
@@ -112,7 +112,7 @@ func TestHolderOfTheKeyEndsNobody(t *testing.T) {
 // Somebody without the key has recorded a packet of a speaker's last life. It counts once, until the speaker contradicts.
 func TestRecordedPacketCountsOnce(t *testing.T) {
 	c := newCluster(t, "n1", "n2", "n3")
-	all := []*speaker{c.start("n1", beating), c.start("n2", beating), c.start("n3", beating)}
+	all := []*speaker{c.start("n1", unhurried), c.start("n2", unhurried), c.start("n3", unhurried)}
 	takePart(t, all...)
 	others, victim := all[:2], all[2]
 	send, again := c.holder()

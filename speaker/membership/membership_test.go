@@ -854,10 +854,8 @@ func TestProbeReportsWhoAnswers(t *testing.T) {
 		for _, r := range answers {
 			got[r.Node] = r
 		}
-		return len(answers) == 3
+		return len(answers) == 3 && got["n2"].UDP == nil && got["n2"].TCP == nil // a busy machine may answer late
 	})
-	require.NoError(t, got["n2"].UDP)
-	require.NoError(t, got["n2"].TCP)
 	assert.Equal(t, n2.address(), got["n2"].Address.String())
 	require.ErrorContains(t, got["n3"].UDP, "No response from node n3")
 	require.ErrorContains(t, got["n3"].TCP, "refused")

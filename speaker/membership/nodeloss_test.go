@@ -29,6 +29,14 @@ func beating(o *Options) {
 	o.Config = with(m)
 }
 
+// unhurried is beating for tests in which nobody may be away for a moment on a busy machine.
+func unhurried(o *Options) {
+	m := config.FailoverNormal.Membership()
+	m.Heartbeat, m.Missed = 50*time.Millisecond, 60
+	m.ProbeInterval, m.ProbeTimeout = 10*time.Second, 5*time.Second
+	o.Config = with(m)
+}
+
 // takePart waits until all know the sessions of all others.
 func takePart(t *testing.T, all ...*speaker) {
 	t.Helper()

@@ -136,11 +136,13 @@ type policy struct {
 
 // The timers are those of the test: the table names only the keys.
 const (
-	holdTime, restartTime = 6 * time.Second, 9 * time.Second
+	holdTime, restartTime = 9 * time.Second, 9 * time.Second
 	// soon is more than BFD takes with 300 ms x 3, on a machine with other things
 	// to do, and less than a hold time that has just begun lasts at least: a
-	// keepalive is two seconds old at most.
-	soon, silence = 2 * time.Second, holdTime - 2*time.Second - 100*time.Millisecond
+	// keepalive is three seconds old, or a little more.
+	soon, silence = 4 * time.Second, holdTime - holdTime/3 - time.Second
+	// detected is also more than BFD takes, for a wait.
+	detected = 2 * time.Second
 	// late is how late a router may be that others keep from working.
 	late = 3 * time.Second
 )
@@ -218,7 +220,7 @@ func (f *routedFleet) speakerUpdated(p policy) {
 	f.losesNothing(func() {
 		require.NoError(f.t, f.EndSpeaker("n1", unix.SIGTERM))
 		require.Equal(f.t, []string{"n2"}, f.hops(), "the router was asked to prefer others")
-		time.Sleep(soon)
+		time.Sleep(detected)
 		text, knows := f.table("n1")
 		require.Equal(f.t, p.graceful, knows, text)
 		f.restart("n1", p)
@@ -229,7 +231,7 @@ func (f *routedFleet) speakerKilled(p policy) {
 	f.losesNothing(func() {
 		require.NoError(f.t, f.EndSpeaker("n1", unix.SIGKILL))
 		if p.graceful {
-			f.goesOnSendingTo(soon, "n1", "n2") // longer than BFD takes
+			f.goesOnSendingTo(detected, "n1", "n2")
 		} else {
 			require.Less(f.t, f.sendsTo("n2"), soon)
 		}

@@ -221,6 +221,9 @@ func (p *Probe) newFlow(ctx context.Context) (conn *net.UDPConn, straight string
 	}
 	conn, err = dial("udp", nil, net.UDPAddrFromAddrPort(p.options.Target))
 	answers := conn
+	if err == nil {
+		err = conn.SetReadBuffer(4 << 20) // a pod without processor time for a second answers all at once after that
+	}
 	if err == nil && p.options.Straight {
 		from := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
 		if answers, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))); err == nil {

@@ -155,11 +155,12 @@ func TestConnectionsOutliveTheOwner(t *testing.T) {
 		require.True(t, len(through[vip]) > 0 && len(through[vip]) < 60, "%d of 60 go through %s", len(through[vip]), owner)
 	}
 	s.afterwards(func() { require.NoError(s, s.Lab.HealNode(owner)) })
+	lost := time.Now()
 	require.NoError(t, s.Lab.NodeLoss(owner))
 	for _, vip := range vips {
 		s.eventually("the VIP moves", func() error { return s.owned(vip, owner, false) })
 	}
-	time.Sleep(3 * time.Second)
+	time.Sleep(time.Until(lost.Add(4 * time.Second))) // they are given up after ten
 	require.NoError(t, s.Lab.HealNode(owner))
 	for _, vip := range vips {
 		s.ownedBy(vip, owner)
@@ -350,8 +351,14 @@ func TestConnectionsOutliveChangesOfPods(t *testing.T) {
 	s.forwards("")
 	settle() // it is not asked for what it missed until it is heard for two seconds
 	lives("it has them")
-	more := s.connect(vip, 60, usual)
-	require.Len(t, more.Snapshot().Nodes(), 3)
+	var more *probe.Connections
+	s.eventually("all three nodes keep new connections", func() error {
+		more = s.connect(vip, 60, usual)
+		if nodes := more.Snapshot().Nodes(); len(nodes) != 3 {
+			return fmt.Errorf("%d do", len(nodes))
+		}
+		return nil
+	})
 
 	leaving := s.leaving(func() { s.scale(3) })
 	require.Len(t, leaving, 3)

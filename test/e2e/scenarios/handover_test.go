@@ -106,7 +106,9 @@ func TestDrainLosesNothing(t *testing.T) {
 		_, err := s.Lab.Kubectl(s.ctx, "drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=1m")
 		require.NoError(t, err)
 	})
-	require.NoError(t, errors.Join(s.owned(here, drained, false), s.owned(web, other, true)))
+	s.eventually("one VIP has moved, and the other one has not", func() error {
+		return errors.Join(s.owned(here, drained, false), s.owned(web, other, true))
+	})
 }
 
 // Maintenance of other nodes does not affect a connection. Maintenance of the
@@ -159,7 +161,7 @@ func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
 	s.eventually("another node owns the VIP", func() error { return s.owned(vip, owner, false) })
 	s.always(5*time.Second, "its deputy serves", func() error { return s.reachUDP(vip) })
 	require.NoError(t, s.Lab.HealNode(owner))
-	var first, last time.Time // of the requests with two answers
+	var first, last time.Time // of the requests with two answers in a row
 	s.eventually("the VIP is back", func() error {
 		asked := time.Now()
 		answers, err := s.Ask(s.ctx, vip, 1)
@@ -168,6 +170,8 @@ func TestNodeWhoseLinkIsBackIsNoSecondOwner(t *testing.T) {
 			if last = asked; first.IsZero() {
 				first = asked
 			}
+		} else if last.Sub(first) < 3*time.Second {
+			first, last = time.Time{}, time.Time{}
 		}
 		return errors.Join(err, s.owned(vip, owner, true))
 	})

@@ -68,7 +68,10 @@ func TestIPv6ServiceIsReachedAndHasOneAnswerer(t *testing.T) {
 	// that it is in use.
 	for _, name := range []string{"all", "eth0"} { // the lab's hosts do without
 		s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=1")
-		s.Cleanup(func() { s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=0") })
+		s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".dad_transmits=5") // a busy machine may be late for one
+		s.Cleanup(func() {
+			s.onClient("sysctl", "-w", "net.ipv6.conf."+name+".accept_dad=0", "net.ipv6.conf."+name+".dad_transmits=1")
+		})
 	}
 	s.onClient("ip", "address", "add", vip+"/64", "dev", "eth0")
 	s.Cleanup(func() { s.onClient("ip", "address", "delete", vip+"/64", "dev", "eth0") })
@@ -97,7 +100,7 @@ func TestIPv6NodePowerLoss(t *testing.T) {
 	s.service("six", families(corev1.IPFamilyPolicySingleStack, corev1.IPv6Protocol), port("udp", corev1.ProtocolUDP, 80))
 	vip := s.assigned("six")
 	s.echoAway(3, vip)
-	s.losePower(vip, 3)
+	s.losePower(vip, 5)
 }
 
 // Families come and go with the Service and with the pools.

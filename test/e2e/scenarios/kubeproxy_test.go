@@ -95,7 +95,12 @@ func TestNodeWaitsForItsKubeProxy(t *testing.T) {
 		}
 		return nil
 	})
-	s.always(3*time.Second, "the node gets no VIP", func() error { return s.owned(vip, node, false) })
+	s.always(3*time.Second, "the node gets no VIP", func() error {
+		if now, err := s.Owner(s.ctx, vip); err == nil && now == node {
+			return errors.New("it owns the VIP")
+		}
+		return nil
+	})
 	require.NoError(t, proxy.Thaw())
 	s.eventually("the node has its VIP again", func() error { return s.owned(vip, node, true) })
 	require.NoError(t, s.reachTCP(vip))

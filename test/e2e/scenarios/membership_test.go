@@ -219,14 +219,19 @@ func TestNodeCutOffFromTheAPIServer(t *testing.T) {
 		s.eventually("another node owns the VIP", func() error { return s.owned(old, node, false) })
 	})
 	pod := s.speakerOf(node)
-	require.Equal(t, http.StatusServiceUnavailable, s.status(lodestone.URL(&pod, "readyz"), ""))
+	s.eventually("its speaker is not ready", func() error {
+		if got := s.status(lodestone.URL(&pod, "readyz"), ""); got != http.StatusServiceUnavailable {
+			return fmt.Errorf("it answers %d", got)
+		}
+		return s.owned(old, node, false)
+	})
 	for i := range 6 { // not all on the others
 		name := fmt.Sprint("new-", i)
 		s.service(name)
 		vip := s.assigned(name)
 		s.eventually("a client reaches "+name, func() error { return s.reachTCP(vip) })
 		s.oneAnswerer(vip)
-		require.NoError(t, s.owned(vip, node, false))
+		s.eventually("another node owns it", func() error { return s.owned(vip, node, false) })
 	}
 	s.isSilent("old", node, "SpeakerNotReady") // as the operator sees
 }

@@ -30,7 +30,7 @@ func TestHelmTest(t *testing.T) {
 	}
 	s.afterwards(func() { label("-") })
 	label("=restricted")
-	out, err := s.Lab.Helm(s.ctx, "test", "lodestone", "--namespace", lodestone.Namespace, "--timeout", "1m")
+	out, err := s.Lab.Helm(s.ctx, "test", "lodestone", "--namespace", lodestone.Namespace, "--timeout", "3m")
 	require.NoError(t, err, out)
 	require.Regexp(t, `Phase:\s+Succeeded`, out)
 }

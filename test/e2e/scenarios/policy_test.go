@@ -105,7 +105,7 @@ func TestPoliciesConfineThePodOfHelmTest(t *testing.T) {
 	for name, other := range others {
 		assert.Error(t, other(), name)
 	}
-	out, err := s.Lab.Helm(s.ctx, "test", "lodestone", "--namespace", lodestone.Namespace, "--timeout", "1m")
+	out, err := s.Lab.Helm(s.ctx, "test", "lodestone", "--namespace", lodestone.Namespace, "--timeout", "3m")
 	require.NoError(t, err, out)
 
 	s.service("web")

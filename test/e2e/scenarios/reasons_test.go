@@ -3,10 +3,10 @@ package scenarios
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -133,16 +133,24 @@ peers:
 	s.isSilent("elsewhere", "n2", "NotOnSegment")
 	s.isSilent("near", "n2", "NoPeer")
 	s.isSilent("far", "n1", "NoSession")
-	counted := map[string]map[string]int{}
-	for _, service := range []string{"plain", "local"} {
-		reasons, err := s.whyNot(addresses(s.get(service))[0])
-		require.NoError(t, err)
-		counted[service] = map[string]int{}
-		for _, node := range s.Lab.Nodes() {
-			counted[service][reasons[node]]++
+	want := map[string]map[string]int{"plain": {"": 1, "NotOwner": 2}, "local": {"": 1, "NoLocalEndpoint": 2}}
+	s.eventually("each node has its reason", func() error {
+		counted := map[string]map[string]int{}
+		for service := range want {
+			reasons, err := s.whyNot(addresses(s.get(service))[0])
+			if err != nil {
+				return err
+			}
+			counted[service] = map[string]int{}
+			for _, node := range s.Lab.Nodes() {
+				counted[service][reasons[node]]++
+			}
 		}
-	}
-	require.Equal(t, map[string]map[string]int{"plain": {"": 1, "NotOwner": 2}, "local": {"": 1, "NoLocalEndpoint": 2}}, counted)
+		if !reflect.DeepEqual(want, counted) {
+			return fmt.Errorf("they are %v", counted)
+		}
+		return nil
+	})
 
 	// The pools' addresses are permitted one after the other.
 	s.config(`

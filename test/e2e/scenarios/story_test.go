@@ -49,6 +49,7 @@ func begin(t *testing.T) *story {
 		return err
 	})
 	t.Cleanup(s.end)
+	s.eventually("speakers are as all stories find them", func() error { return s.speakersReady(true) }) // the last one may have ended some
 	return s
 }
 
