@@ -68,7 +68,7 @@ func storyCalls(t *testing.T, f func(name string, words []string)) {
 func TestEveryExplainedReasonIsInAStory(t *testing.T) {
 	t.Parallel()
 	// A word counts where a story asserts it, not in the text of another call.
-	asserting := []string{"Equal", "event", "isSilent", "prints", "refused"}
+	asserting := []string{"DeepEqual", "Equal", "event", "isSilent", "prints", "refused"}
 	var asserted []string
 	storyCalls(t, func(name string, words []string) {
 		if slices.Contains(asserting, name) {

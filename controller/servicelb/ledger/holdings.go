@@ -91,6 +91,16 @@ func (h *holdings) follow(a *account, shows []netip.Addr) {
 	}
 }
 
+// turnBack gives the Service back what its object shows, if it was about to leave that for a wish that it has no more.
+func (h *holdings) turnBack(a *account, req ipam.Request, shows []netip.Addr) {
+	was := a.asked
+	same := slices.Equal(was.Families, req.Families) && was.RequireAll == req.RequireAll && slices.Equal(was.Pools, req.Pools) &&
+		slices.Equal(was.Addresses, req.Addresses) && was.Count == req.Count
+	if !same && !a.verdict.Renumbered && len(shows) > 0 && len(h.Holds(a.leaving.UID)) > 0 {
+		h.follow(a, shows)
+	}
+}
+
 // departing returns the addresses that go into quarantine once the owner has given them back. Those that others hold, too,
 // are among them: the others may be about to give them back as well, and then nobody knows who is the last. A record of an
 // address that is held means nothing. all is set when the owner gives back everything.

@@ -203,7 +203,7 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 	switch {
 	case l.Config == nil:
 	case refusal == nil:
-		l.turnBack(a, req, kube.VIPs(svc))
+		l.held.turnBack(a, req, kube.VIPs(svc))
 		left, refusal = l.allocate(a, req, now)
 	case len(l.held.Holds(a.owner.UID)) > 0: // its new terms may clash with those of others at its addresses
 		sharing := req.Sharing
@@ -221,16 +221,6 @@ func (l *Ledger) Ensure(svc *corev1.Service, labels map[string]string, now time.
 		l.waiters.add(a, l.classOf(a))
 	}
 	return v
-}
-
-// turnBack gives the Service back what its object shows, if it was about to leave that for a wish that it has no more.
-func (l *Ledger) turnBack(a *account, req ipam.Request, shows []netip.Addr) {
-	was := a.asked
-	same := slices.Equal(was.Families, req.Families) && was.RequireAll == req.RequireAll && slices.Equal(was.Pools, req.Pools) &&
-		slices.Equal(was.Addresses, req.Addresses) && was.Count == req.Count
-	if !same && !a.verdict.Renumbered && len(shows) > 0 && len(l.held.Holds(a.leaving.UID)) > 0 {
-		l.held.follow(a, shows)
-	}
 }
 
 // keep is for a Service that is not served any more, and whose addresses nobody else has taken over. It keeps what its object shows,
