@@ -86,23 +86,20 @@ func TestUnnumberedPeer(t *testing.T) {
 func TestInterfaceIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	const node = "fe80::ff:fe00:77" // of the hardware address
-	for name, c := range map[string]struct{ address, frr string }{
-		"unnumbered": {frr: unnumberedFRR},
-		"link-local": {address: "fe80::2%lan0"},
-	} {
+	for name, address := range map[string]string{"unnumbered": "", "link-local": "fe80::2%lan0"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, 1)
 			w.tor.Run("ip", "addr", "add", "fe80::2/64", "dev", "eth0", "nodad")
 			w.addLAN0()
-			if c.frr != "" {
-				router.NewFRR(t, w.tor, c.frr, "zebra", "bgpd")
+			if address == "" {
+				router.NewFRR(t, w.tor, unnumberedFRR, "zebra", "bgpd")
 			} else {
 				w.frr(w.tor, node, "neighbor "+node+" interface eth0", "zebra", "bgpd")
 			}
 			w.peer("tor", func(p *config.Peer) {
-				if p.HoldTime = 6 * time.Second; c.address != "" {
-					p.Address = netip.MustParseAddr(c.address)
+				if p.HoldTime = 6 * time.Second; address != "" {
+					p.Address = netip.MustParseAddr(address)
 				} else {
 					p.Address, p.Interface, p.PeerASN = netip.Addr{}, "lan0", config.ASN{External: true}
 				}

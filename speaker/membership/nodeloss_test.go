@@ -22,17 +22,14 @@ import (
 )
 
 // beating has memberlist find out nothing during a test.
-func beating(o *Options) {
-	m := config.FailoverNormal.Membership()
-	m.Heartbeat, m.Missed = 50*time.Millisecond, 10
-	m.ProbeInterval, m.ProbeTimeout = 10*time.Second, 5*time.Second
-	o.Config = with(m)
-}
+func beating(o *Options) { heartbeats(o, 10) }
 
 // unhurried is beating for tests in which nobody may be away for a moment on a busy machine.
-func unhurried(o *Options) {
+func unhurried(o *Options) { heartbeats(o, 60) }
+
+func heartbeats(o *Options, missed int) {
 	m := config.FailoverNormal.Membership()
-	m.Heartbeat, m.Missed = 50*time.Millisecond, 60
+	m.Heartbeat, m.Missed = 50*time.Millisecond, missed
 	m.ProbeInterval, m.ProbeTimeout = 10*time.Second, 5*time.Second
 	o.Config = with(m)
 }
